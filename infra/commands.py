@@ -1,0 +1,62 @@
+"""The one command line, ``headrace``: a table of names, nothing imported before it is needed.
+
+Rooms are named here as text, so that this room imports none of them and ``headrace --help`` stays
+fast. Each target is ``main(argv) -> exit code``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from infra.config import nearest
+from infra.contracts.errors import HeadraceError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("pipelines.launcher.main:main", "start every role of a run here and watch it"),
+    "init": ("pipelines.launcher.init:main", "write a configuration for your own prompts"),
+    "branch": ("pipelines.launcher.branch:main", "start a new run from a version of an old one"),
+    "control": ("pipelines.controller.main:main", "admit prompts (the controller role)"),
+    "rollouts": ("pipelines.stream_rollouts:main", "stream rollouts (the pipeline role)"),
+    "serve": ("trainer.inference_worker.main:main", "answer generation requests (inference)"),
+    "train": ("trainer.main:main", "consume shards, publish weights (the trainer role)"),
+    "sft": ("trainer.sft:main", "supervised warm start for a small model"),
+    "evaluate": ("pipelines.evaluate_policy:main", "pass@k of a version on held-out prompts"),
+    "shards": ("infra.shards.command:main", "list and read a run's committed shards"),
+    "weights": ("infra.weights.command:main", "list, check and export a run's versions"),
+    "audit": ("infra.ledger.command:main", "account for every admitted group of a run"),
+    "bench": ("benchmarks.command:main", "measure, against a named peer, in one run"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; known problems become one line on stderr and their exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        width = max(map(len, COMMANDS))
+        print("usage: headrace COMMAND ...   (headrace COMMAND --help tells more)\n")
+        print("\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()))
+        return 0
+    if argv[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"headrace {version('headrace')}")
+        return 0
+    if argv[0] not in COMMANDS:
+        print(f"headrace: no command '{argv[0]}'; {nearest(argv[0], COMMANDS)}", file=sys.stderr)
+        return 2
+    module, _, function = COMMANDS[argv[0]][0].partition(":")
+    try:
+        return int(getattr(importlib.import_module(module), function)(argv[1:]) or 0)
+    except HeadraceError as e:
+        print(f"headrace {argv[0]}: {e}", file=sys.stderr)
+        return e.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `headrace shards RUN | head`
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
