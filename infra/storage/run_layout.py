@@ -16,6 +16,17 @@ SUMMARY = "summary.json"
 REPORT = "report.html"
 INIT_MODEL = "init"
 CHECKPOINTS = "checkpoints"
+COMMANDS = "control/commands/"
+"""Prefix of every operator's wish; see ``command``."""
+LAUNCHER_STATE = "control/launcher.json"
+"""Wall time so far and the evaluations: what a resumed ``headrace run`` goes on from."""
+INIT_DONE = "control/init.json"
+"""Marks ``init`` as whole: made by the warm start, or by ``headrace branch``."""
+LINEAGE = "lineage.json"
+"""Where a branched run comes from: parent run, version, digest."""
+LOGS = "logs"
+"""Local only: what each role printed, and the launcher's lock."""
+LAUNCHER_LOCK = "logs/launcher.lock"
 
 BLOCK_SIZE = 1024
 """Admission indices per folder of shards; readers list only blocks above their watermark."""
@@ -64,6 +75,11 @@ def ledger_step(step: int) -> str:
 
 def metrics_part(role: str, incarnation: str, sequence: int) -> str:
     return f"metrics/{role}/{incarnation}-{sequence:08d}.json"
+
+
+def log(role: str) -> str:
+    """What a role printed, all its processes one after another; not an object, a growing file."""
+    return f"{LOGS}/{role}.log"
 
 
 def command(name: str) -> str:
