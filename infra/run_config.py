@@ -63,12 +63,16 @@ class PromptsConfig:
     limit: int = 0
     """Use only the first so many rows (0: all)."""
     shuffle: bool = True
+    epochs: int = 0
+    """Stop after so many passes over the training prompts (0: go on until another stop)."""
 
     def __post_init__(self) -> None:
         if self.source == "jsonl" and not self.path:
             raise ValueError("path is missing; give the JSON lines file with the prompts")
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out = {self.held_out}; must be in [0, 1)")
+        if self.epochs < 0 or self.limit < 0:
+            raise ValueError(f"epochs = {self.epochs}, limit = {self.limit}; at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,7 @@ class AdmissionConfig:
                 f"max_lag = {self.max_lag} with publish_every = {self.publish_every} would "
                 "deadlock; max_lag must be at least publish_every - 1",
             ),
+            (self.max_in_flight >= 0, f"max_in_flight = {self.max_in_flight}; at least 0"),
             (self.lease_secs > 0, f"lease_secs = {self.lease_secs}; must be positive"),
             (self.max_attempts >= 1, f"max_attempts = {self.max_attempts}; at least 1"),
             (self.max_refill >= 1, f"max_refill = {self.max_refill}; at least 1"),

@@ -125,6 +125,8 @@ class Flight:
     min_version: int
     attempt: int
     leased_until: float
+    position: int = 0
+    """Position in the prompt order; names the prompt when the group is published again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,12 @@ class ControlState:
     """Admissions beyond ``updates * groups_per_step`` that untrainable groups made necessary."""
     untrainable_streak: int = 0
     """Groups that ended untrainable since the last step."""
+    steps_seen: int = 0
+    """The newest ledger step the controller knew of; a newer one resets the streak."""
+    retired: dict[str, int] = field(default_factory=dict)
+    """Prompt id -> admission index from which on it is not admitted any more."""
+    prompts_digest: str = ""
+    """Digest of the ordered training prompt ids: a resumed run must have the same."""
     paused: bool = False
     draining: bool = False
     reissued: int = 0
