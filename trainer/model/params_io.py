@@ -55,7 +55,7 @@ def to_named(params: Params) -> dict[str, np.ndarray]:
 def from_named(
     config: ModelConfig, arrays: Mapping[str, np.ndarray], where: str = "weights"
 ) -> Params:
-    """Build parameters from named arrays, copied into device memory of JAX's own.
+    """Build float32 parameters from named arrays, copied into device memory of JAX's own.
 
     Raises:
         ConfigError: a tensor is missing, unknown or of the wrong shape.
@@ -75,10 +75,12 @@ def from_named(
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(f"{where}: {problems[0]}{more}; use weights made for this configuration")
     # jnp.array copies; device_put would alias the caller's memory (a mapped file, say) on CPU.
-    params = {key: jnp.array(arrays[name]) for key, name in _TOP.items() if key in shapes}
+    params = {
+        key: jnp.array(arrays[name], jnp.float32) for key, name in _TOP.items() if key in shapes
+    }
     params["layers"] = [
         {
-            key: jnp.array(arrays[f"model.layers.{i}.{name}"])
+            key: jnp.array(arrays[f"model.layers.{i}.{name}"], jnp.float32)
             for key, name in _LAYER.items()
             if key in layer
         }
