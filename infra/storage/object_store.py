@@ -1,8 +1,10 @@
 """The object store: the one interface through which a run is read and written.
 
-Keys are relative POSIX paths (``rollouts/00000000/ab12.parquet``). A store never shows a
-half-written object. Implementations: ``memory_store``, ``local_store``; ``open_store`` picks one by
-URL scheme. All pass ``tests/contracts/object_store_contract.py``.
+Keys are relative POSIX paths (``rollouts/00000000/ab12.parquet``); a key is never a folder too, and
+no part of one starts with a dot. A store never shows a half-written object. A prefix is compared as
+text, as in a bucket: end it with ``/`` to mean a folder (``metrics/pipeline-1`` also begins
+``metrics/pipeline-12/...``). Implementations: ``memory_store``, ``local_store``; ``open_store``
+picks one by URL scheme. All pass ``tests/contracts/object_store_contract.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ class ObjectStore(Protocol):
         """Return the whole object. Raises ``KeyError`` when absent, ``StorageError`` on I/O."""
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes from ``start``; ``DamagedObject`` when there are fewer."""
+        """Return exactly ``length`` bytes from ``start``; ``DamagedObject`` if there are fewer."""
 
     def view(self, key: str) -> memoryview:
         """The whole object, read-only, without a copy where the store can (local: mapped)."""
