@@ -160,9 +160,8 @@ def write_char_tokenizer(folder: str | Path, alphabet: str, *, eos: str) -> None
     backend = tokenizers.Tokenizer(models.WordLevel(vocabulary))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    backend.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in (pad, eos)]
-    )
+    # The end token is an ordinary character: it is seen in the text, so answers can hold it.
+    backend.add_special_tokens([AddedToken(pad, special=True, normalized=False)])
     write_tokenizer(folder, backend, {"eos_token": eos, "pad_token": pad})
 
 

@@ -1,4 +1,4 @@
-"""Where a model comes from: ``[model] preset`` or ``path`` to a local Hugging Face folder.
+"""Where a model comes from: ``[model] source``, a preset or a local Hugging Face folder.
 
 A preset is prepared once in the cache folder (``HEADRACE_CACHE``, else ``~/.cache/headrace``):
 
@@ -23,17 +23,16 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import numpy as np
 import safetensors.numpy
 
-from infra.config import nearest
 from infra.contracts.errors import ConfigError
 from infra.text.tokenizer import load_tokenizer, write_char_tokenizer, write_tokenizer
-from trainer.model.config import PRESETS, ModelConfig, from_hf, preset, to_hf
+from trainer.config import ModelSection
+from trainer.model.config import ModelConfig, from_hf, preset, to_hf
 from trainer.model.params_io import from_named
 from trainer.model.transformer import Params, init_params
 
@@ -44,24 +43,6 @@ TINY_ALPHABET = "0123456789+=."
 MARKER = "COMPLETE.json"
 LAYOUT = 1
 """Grows when the files of a prepared folder change, so that old ones are rebuilt."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSection:
-    """[model]: exactly one of the two."""
-
-    preset: str = ""
-    """``smollm2-135m`` or ``tiny``."""
-    path: str = ""
-    """A local Hugging Face folder of the Llama, Mistral, Qwen2 or Qwen3 family."""
-
-    def __post_init__(self) -> None:
-        if bool(self.preset) == bool(self.path):
-            raise ValueError("give either preset (smollm2-135m, tiny) or path (a model folder)")
-        if self.preset and self.preset not in PRESETS:
-            raise ValueError(
-                f"preset '{self.preset}' is not known; {nearest(self.preset, PRESETS)}"
-            )
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -75,15 +56,15 @@ def resolve_model(section: ModelSection, cache: Path) -> Path:
     Raises:
         ConfigError: no such folder; the download failed; a file has the wrong checksum.
     """
-    if section.path:
+    if section.source == "folder":
         if not (Path(section.path) / "config.json").is_file():
             raise ConfigError(
                 f"[model] path = {section.path}: no config.json there; give a local Hugging Face "
-                "folder (config.json, *.safetensors, tokenizer.json) or use preset"
+                "folder (config.json, *.safetensors, tokenizer.json) or another source"
             )
         return Path(section.path)
-    build = _build_tiny if section.preset == "tiny" else _build_smollm2
-    return _prepared(cache, section.preset, build)
+    build = _build_tiny if section.source == "tiny" else _build_smollm2
+    return _prepared(cache, section.source, build)
 
 
 def load_config(folder: Path) -> ModelConfig:

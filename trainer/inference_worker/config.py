@@ -1,0 +1,41 @@
+"""[inference]: the worker's settings. Free of JAX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceConfig:
+    """[inference]: how many rollouts are decoded at once, how long, and how weights change."""
+
+    slots: int = 96
+    """Rollouts decoded together. Every step computes all slots: fit it to groups x n."""
+    max_len: int = 256
+    """Tokens of prompt and response together; fixes the size of the key/value cache."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the layers' matrices in the engine. bfloat16 is faster; the cache, the head and all
+    log-probs stay float32. The gap to the trainer's log-probs grows to about 1e-2."""
+    swap: Literal["boundary", "in_flight"] = "boundary"
+    """``boundary``: finish running rollouts, then take the new weights (one version per rollout).
+    ``in_flight``: between two tokens; versions are then per token."""
+    prefill_tokens: int = 512
+    """Prompt tokens that are prefilled in one call; a longer prompt goes alone."""
+    max_queue: int = 1024
+    """Groups waiting for slots before new requests are turned away (retryable)."""
+    poll_secs: float = 0.5
+    """How often the store is asked for a newer version when no hint arrives."""
+
+    def __post_init__(self) -> None:
+        checks = (
+            # one-row bfloat16 products are ten times slower than two-row ones on CPU
+            (self.slots >= 2, f"slots = {self.slots}; at least 2"),
+            (self.max_len >= 2, f"max_len = {self.max_len}; at least 2"),
+            (self.prefill_tokens >= 16, f"prefill_tokens = {self.prefill_tokens}; at least 16"),
+            (self.max_queue >= 1, f"max_queue = {self.max_queue}; at least 1"),
+            (self.poll_secs > 0, f"poll_secs = {self.poll_secs}; must be positive"),
+        )
+        problems = [text for ok, text in checks if not ok]
+        if problems:
+            raise ValueError("; ".join(problems))
