@@ -33,6 +33,10 @@ class SchemaMismatch(StorageError):
     """A record or shard was written by a newer schema, or is not what it claims to be."""
 
 
+class NewerSchema(SchemaMismatch):
+    """Written by a newer program: intact, but not ours to read. Never quarantined."""
+
+
 class InferenceError(HeadraceError):
     """A generation request failed after its retries; ``retryable`` tells whether more could help."""
 

@@ -21,7 +21,7 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from infra.contracts.errors import SchemaMismatch
+from infra.contracts.errors import NewerSchema, SchemaMismatch
 from infra.contracts.json_leaves import LEAVES, Codec, Mismatch, expected
 from infra.contracts.records import SCHEMA_VERSION
 
@@ -51,8 +51,9 @@ def from_json(cls: type[T], data: bytes | str) -> T:
     """Decode one record of type ``cls``; older schema versions are accepted, newer ones refused.
 
     Raises:
-        SchemaMismatch: not JSON, an unknown or missing field, a wrong type, a damaged array or a
-            newer ``schema_version``; the message has the path of the field.
+        NewerSchema: written by a newer program (a kind of ``SchemaMismatch``).
+        SchemaMismatch: not JSON, an unknown or missing field, a wrong type or a damaged array; the
+            message has the path of the field.
     """
     try:
         tree = json.loads(data, parse_constant=_refuse_constant)
@@ -145,10 +146,10 @@ def _check_version(version: Any) -> None:
     if type(version) is not int or version < 1:
         raise Mismatch(f"{version!r} is not a schema version").at(".schema_version")
     if version > SCHEMA_VERSION:
-        raise Mismatch(
+        raise NewerSchema(
             f"written by schema version {version}, this program reads up to {SCHEMA_VERSION}; "
             "use the newer program"
-        ).at(".schema_version")
+        )
 
 
 def _enum_codec(cls: type[enum.StrEnum]) -> Codec:
