@@ -1,0 +1,203 @@
+"""One optimizer call: ``train_step(state, batch) -> (state, metrics)``, pure and jitted.
+
+Micro-batches accumulate gradients of a sum over a global denominator, so cutting them differently
+changes nothing but rounding. The loop over them has a traced length: steps with more or fewer
+micro-batches share one compilation. Old log-probs come from ``token_logprobs``, the same graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from trainer.batch import Batch
+from trainer.config import OptimizerConfig
+from trainer.model.config import ModelConfig
+from trainer.model.transformer import Params, head_logits, hidden_states
+from trainer.objective.policy_loss import LossSums, Objective, TokenLogprobs, policy_loss
+from trainer.optimizer import build_optimizer, learning_rate
+from trainer.state import TrainState
+
+
+@flax.struct.dataclass
+class StepMetrics:
+    """Of one optimizer call; means are over its trainable tokens. float32 scalars."""
+
+    loss: jax.Array
+    grad_norm: jax.Array
+    """Before clipping."""
+    learning_rate: jax.Array
+    tokens: jax.Array
+    """Trainable tokens."""
+    clip_share: jax.Array
+    """Share of tokens whose weight a clip or cap changed."""
+    importance_mean: jax.Array
+    logprob_gap_mean: jax.Array
+    """Mean |log mu - log theta|: engine against trainer."""
+    logprob_gap_max: jax.Array
+    behaviour_kl: jax.Array
+    """Mean log mu - log theta."""
+    kept_mass: jax.Array
+    """Mean probability that top-p/top-k kept: exp(raw - behaviour log-prob); 1 without them."""
+
+
+@flax.struct.dataclass(frozen=True)
+class StepSettings:
+    """What the step is compiled for, besides shapes. Hashable."""
+
+    model: ModelConfig = flax.struct.field(pytree_node=False)
+    objective: Objective = flax.struct.field(pytree_node=False)
+    optimizer: OptimizerConfig = flax.struct.field(pytree_node=False)
+    head_tokens: int = flax.struct.field(pytree_node=False, default=1024)
+    remat: bool = flax.struct.field(pytree_node=False, default=False)
+
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
+
+
+def build_train_step(settings: StepSettings) -> TrainStep:
+    """Return the jitted step. It takes over the state it is given (donation)."""
+    optimizer = build_optimizer(settings.optimizer)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        gradients, sums, kept = accumulate(state.params, batch, settings)
+        lr = learning_rate(settings.optimizer, batch.step)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
+        tokens = jnp.maximum(jnp.sum(batch.loss_mask), 1).astype(jnp.float32)
+        metrics = StepMetrics(
+            loss=sums.loss,
+            grad_norm=optax.global_norm(gradients),
+            learning_rate=lr,
+            tokens=jnp.sum(batch.loss_mask).astype(jnp.float32),
+            clip_share=sums.clipped / tokens,
+            importance_mean=sums.importance / tokens,
+            logprob_gap_mean=sums.gap / tokens,
+            logprob_gap_max=sums.gap_max,
+            behaviour_kl=sums.kl / tokens,
+            kept_mass=kept / tokens,
+        )
+        new = state.replace(
+            params=params,
+            opt_state=opt_state,
+            step=batch.step,
+            optimizer_step=state.optimizer_step + 1,
+        )
+        return new, metrics
+
+    return jax.jit(train_step, donate_argnums=0)
+
+
+def build_token_logprobs(settings: StepSettings) -> Callable[[Params, Batch], jax.Array]:
+    """Return the jitted ``(params, batch) -> float32[K,R,M]`` log-probs of the targets."""
+
+    def token_logprobs(params: Params, batch: Batch) -> jax.Array:
+        def body(k: jax.Array, out: jax.Array) -> jax.Array:
+            return out.at[k].set(target_logprobs(params, _micro(batch, k), settings))
+
+        return _each_micro_batch(batch, body, jnp.zeros(batch.targets.shape, jnp.float32))
+
+    return jax.jit(token_logprobs)
+
+
+def accumulate(
+    params: Params, batch: Batch, settings: StepSettings
+) -> tuple[Params, LossSums, jax.Array]:
+    """Gradient of the loss over all micro-batches, the loss sums, and the sum of kept mass."""
+
+    def loss(params: Params, micro: Batch) -> tuple[jax.Array, tuple[LossSums, jax.Array]]:
+        theta = target_logprobs(params, micro, settings)
+        old = jnp.where(micro.on_policy, theta, micro.old_logprobs)
+        logprobs = TokenLogprobs(theta, old, micro.raw_logprobs)
+        value, sums = policy_loss(
+            settings.objective,
+            logprobs,
+            micro.advantages,
+            micro.scales,
+            micro.loss_mask,
+            micro.denominator,
+        )
+        kept = jnp.where(micro.loss_mask, micro.raw_logprobs - micro.behaviour_logprobs, -jnp.inf)
+        return value, (sums, jnp.sum(jnp.exp(kept)))
+
+    gradient = jax.grad(loss, has_aux=True)
+
+    def body(k: jax.Array, total: tuple) -> tuple:
+        grads, (sums, kept) = gradient(params, _micro(batch, k))
+        added = jax.tree.map(jnp.add, total, (grads, sums, kept))
+        return (
+            added[0],
+            added[1]._replace(gap_max=jnp.maximum(total[1].gap_max, sums.gap_max)),
+            added[2],
+        )
+
+    if batch.tokens.shape[0] == 1:
+        grads, (sums, kept) = gradient(params, _micro(batch, 0))
+        return grads, sums, kept
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    nothing = LossSums(*(jnp.zeros((), jnp.float32),) * len(LossSums._fields))
+    return _each_micro_batch(batch, body, (zeros, nothing, jnp.zeros((), jnp.float32)))
+
+
+def target_logprobs(params: Params, micro: Batch, settings: StepSettings) -> jax.Array:
+    """log pi(target) of every target of one micro-batch, float32[R,M], at the record's temperature.
+
+    The head runs on gathered hidden states only. Beyond ``head_tokens`` of them it goes chunk by
+    chunk and recomputes logits in the backward pass: 49k logits per token are the step's largest
+    array by far.
+    """
+    hidden = hidden_states(
+        params,
+        settings.model,
+        micro.tokens,
+        micro.positions,
+        micro.segments,
+        micro.prefixes,
+        remat=settings.remat,
+    )
+    rows, targets = micro.targets.shape
+    chosen = jnp.take_along_axis(hidden, micro.sources[:, :, None], axis=1)
+    flat = (
+        chosen.reshape(rows * targets, -1),
+        micro.targets.reshape(-1),
+        micro.temperatures.reshape(-1),
+    )
+
+    def logprobs(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        states, ids, temperatures = args
+        logits = head_logits(params, settings.model, states) / temperatures[:, None]
+        picked = jnp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
+        return picked - jax.nn.logsumexp(logits, axis=-1)
+
+    count = rows * targets
+    if count <= settings.head_tokens:
+        return logprobs(flat).reshape(rows, targets)
+    chunks = -(-count // settings.head_tokens)
+    size = -(-count // chunks)
+    padded = [
+        jnp.pad(x, [(0, chunks * size - count)] + [(0, 0)] * (x.ndim - 1), constant_values=1)
+        for x in flat
+    ]
+    split = tuple(x.reshape(chunks, size, *x.shape[1:]) for x in padded)
+    out = jax.lax.map(jax.checkpoint(logprobs), split)
+    return out.reshape(-1)[:count].reshape(rows, targets)
+
+
+PER_BATCH = ("denominator", "micro_batches", "step", "on_policy")
+
+
+def _micro(batch: Batch, k: jax.Array | int) -> Batch:
+    """Micro-batch k, without the leading axis."""
+    fields = batch.__dataclass_fields__
+    return batch.replace(**{n: getattr(batch, n)[k] for n in fields if n not in PER_BATCH})
+
+
+def _each_micro_batch(batch: Batch, body: Callable, start: object) -> object:
+    """Fold ``body(k, carry)`` over the real micro-batches."""
+    if batch.tokens.shape[0] == 1:
+        return body(0, start)
+    return jax.lax.fori_loop(0, batch.micro_batches, body, start)
