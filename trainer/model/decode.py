@@ -1,0 +1,127 @@
+"""The decoder with a key/value cache: prefill of packed prompts, and one token for every slot.
+
+The cache is one pair of buffers per layer, keys as [slots, KVH, Dh, S] and values as
+[slots, KVH, S, Dh]: on CPU attention over it runs five times faster than over [slots, S, H, Dh]
+(12 against 2.5 GB/s). Layers are unrolled: scanning over stacked layers costs a third in decoding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from trainer.model.config import ModelConfig
+from trainer.model.transformer import (
+    MASKED,
+    Params,
+    attention_mask,
+    block,
+    embed,
+    masked_attention,
+    rms_norm,
+    rope_tables,
+)
+
+
+class Cache(NamedTuple):
+    """Keys and values of every slot, one array per layer."""
+
+    keys: tuple[jax.Array, ...]
+    """float32[slots, KVH, Dh, S]"""
+    values: tuple[jax.Array, ...]
+    """float32[slots, KVH, S, Dh]"""
+
+
+def empty_cache(config: ModelConfig, slots: int, max_len: int) -> Cache:
+    """A cache of zeros; always float32 (a scatter into bfloat16 converts all of it each step)."""
+    k = (slots, config.kv_heads, config.head_dim, max_len)
+    v = (slots, config.kv_heads, max_len, config.head_dim)
+    layers = range(config.layers)
+    return Cache(tuple(jnp.zeros(k) for _ in layers), tuple(jnp.zeros(v) for _ in layers))
+
+
+def prefill_packed(
+    params: Params,
+    config: ModelConfig,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segments: jax.Array,
+) -> Cache:
+    """Compute keys and values of several prompts packed into one row.
+
+    Args:
+        tokens, positions, segments: int32[T]; segment 0 is padding.
+
+    Returns:
+        Keys float32[KVH, Dh, 2T] and values float32[KVH, 2T, Dh] per layer; the second half is
+        empty, so that a window as long as the row may start at any token.
+    """
+    row = segments[None]
+    mask = attention_mask(row, jnp.zeros_like(row))
+    rope = rope_tables(config, positions[None])
+    room = (0, tokens.shape[0])
+    keys: list[jax.Array] = []
+    values: list[jax.Array] = []
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        keys.append(jnp.pad(k[0].transpose(1, 2, 0), ((0, 0), (0, 0), room)))
+        values.append(jnp.pad(v[0].transpose(1, 0, 2), ((0, 0), room, (0, 0))))
+        return masked_attention(q, k, v, mask)
+
+    x = embed(params, tokens[None])
+    for layer in params["layers"]:
+        x = block(layer, config, x, rope, attend)  # what only the last x needs, XLA drops
+    return Cache(tuple(keys), tuple(values))
+
+
+def copy_prefix(cache: Cache, packed: Cache, start: jax.Array, slot: jax.Array) -> Cache:
+    """Copy the window of ``packed`` that begins at token ``start`` to the head of ``slot``.
+
+    What follows the prompt inside the window is another prompt's; no query ever looks there before
+    it is overwritten, because slots attend only up to their own position.
+    """
+
+    width = min(cache.keys[0].shape[3], packed.keys[0].shape[2] // 2)
+
+    def one(target: jax.Array, source: jax.Array, axis: int) -> jax.Array:
+        window = jax.lax.dynamic_slice_in_dim(source, start, width, axis)
+        return jax.lax.dynamic_update_slice(target, window[None], (slot, 0, 0, 0))
+
+    return Cache(
+        tuple(one(t, s, 2) for t, s in zip(cache.keys, packed.keys, strict=True)),
+        tuple(one(t, s, 1) for t, s in zip(cache.values, packed.values, strict=True)),
+    )
+
+
+def decode_hidden(
+    params: Params, config: ModelConfig, cache: Cache, tokens: jax.Array, positions: jax.Array
+) -> tuple[jax.Array, Cache]:
+    """Run one token of every slot at its position; write its key and value on the way.
+
+    Args:
+        tokens, positions: int32[slots].
+
+    Returns:
+        float32[slots, D] after the final norm, and the new cache.
+    """
+    rows = jnp.arange(tokens.shape[0])
+    visible = jnp.arange(cache.keys[0].shape[3]) <= positions[:, None]
+    rope = rope_tables(config, positions[:, None])
+    keys: list[jax.Array] = []
+    values: list[jax.Array] = []
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        i = len(keys)
+        keys.append(cache.keys[i].at[rows, :, :, positions].set(k[:, 0]))
+        values.append(cache.values[i].at[rows, :, positions, :].set(v[:, 0]))
+        q = q.reshape(q.shape[0], config.kv_heads, -1, config.head_dim)
+        scores = jnp.einsum("bkgd,bkds->bkgs", q, keys[i]) * config.head_dim**-0.5
+        weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, MASKED), axis=-1)
+        return jnp.einsum("bkgs,bksd->bkgd", weights, values[i]).reshape(q.shape[0], 1, -1)
+
+    x = embed(params, tokens[:, None])
+    for layer in params["layers"]:
+        x = block(layer, config, x, rope, attend)
+    return rms_norm(x[:, 0], params["norm"], config.eps), Cache(tuple(keys), tuple(values))
