@@ -7,7 +7,6 @@ half-published is invisible.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -17,6 +16,7 @@ from infra.contracts.errors import DamagedObject, StorageError
 from infra.contracts.ids import content_id
 from infra.contracts.json_codec import to_json
 from infra.contracts.manifests import TensorEntry, WeightManifest, WeightPart
+from infra.shards.quarantine import quarantine
 from infra.storage import run_layout
 from infra.storage.object_store import ObjectStore
 from infra.weights import tensor_file
@@ -232,11 +232,7 @@ class StoredWeights:
             del self._verified[next(iter(self._verified))]
 
     def _damaged(self, manifest: WeightManifest, key: str, text: str) -> DamagedObject:
-        """Leave a mark for the operator and return the error; the version is never half-used."""
-        problem = f"{self._name(manifest.version)}, part {key}: {text}"
-        mark = json.dumps({"key": key, "problem": problem}, sort_keys=True)
-        self._store.create(run_layout.quarantine(key), mark.encode())
-        return DamagedObject(f"{problem}; publish a new version or restore the part")
+        return quarantine(self._store, key, f"weights version {manifest.version}: {text}")
 
     def _committed(self, version: int) -> WeightManifest | None:
         key = run_layout.weights_manifest(version)
