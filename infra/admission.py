@@ -91,6 +91,8 @@ def choose_step(
     flights: Iterable[Flight],
     version: int,
     config: AdmissionConfig,
+    *,
+    next_index: int,
 ) -> StepChoice:
     """Choose the groups of the step that turns ``version`` into ``version + 1``.
 
@@ -101,12 +103,14 @@ def choose_step(
 
     Args:
         waiting: committed, trainable groups that no ledger entry names.
-        flights: of ``control/state.json``, read *before* ``waiting`` was refreshed: then a group
-            is in one of the two, and one admitted later is covered by ``may_admit``. Leave out
-            those that have ended otherwise.
+        flights: of ``control/state.json``, read *before* ``waiting`` was refreshed, so that a
+            group is in one of the two. Leave out those that have ended otherwise.
         version: the trainer's own version, which may be ahead of the published one.
+        next_index: of the same ``control/state.json``. Groups admitted since then are left for the
+            next look: one of them could have overtaken another that ``flights`` does not show.
     """
-    waiting = sorted(waiting, key=lambda e: (e.oldest_version, e.admission_index))
+    waiting = [e for e in waiting if e.admission_index < next_index]
+    waiting.sort(key=lambda e: (e.oldest_version, e.admission_index))
     refused = [(e.group_id, why) for e in waiting if (why := refusal(e, version, config))]
     live = [e for e in waiting if not refusal(e, version, config)]
     groups, rest = live[: config.groups_per_step], live[config.groups_per_step :]
