@@ -7,10 +7,11 @@ fast. Each target is ``main(argv) -> exit code``.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 from infra.config import nearest
-from infra.contracts.errors import HeadraceError
+from infra.contracts.errors import ConfigError, HeadraceError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("pipelines.launcher.main:main", "start every role of a run here and watch it"),
@@ -28,10 +29,40 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("benchmarks.command:main", "measure, against a named peer, in one run"),
 }
 
+_ROOMS = frozenset(target.partition(".")[0] for target, _ in COMMANDS.values())
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; known problems become one line on stderr and their exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    name = f"headrace {argv[0]}" if argv and argv[0] in COMMANDS else "headrace"
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except HeadraceError as e:
+        print(f"{name}: {e}", file=sys.stderr)
+        return e.exit_code
+    except ModuleNotFoundError as e:
+        package = (e.name or "").partition(".")[0]
+        if package in _ROOMS:
+            raise
+        print(
+            f"{name}: needs the package '{package}', which is not installed; "
+            "pip install 'headrace[beam,jax]' brings what all commands need",
+            file=sys.stderr,
+        )
+        return ConfigError.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `headrace shards RUN | head`
+        # The interpreter flushes once more when it ends; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))
         print("usage: headrace COMMAND ...   (headrace COMMAND --help tells more)\n")
@@ -43,19 +74,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"headrace {version('headrace')}")
         return 0
     if argv[0] not in COMMANDS:
-        print(f"headrace: no command '{argv[0]}'; {nearest(argv[0], COMMANDS)}", file=sys.stderr)
-        return 2
+        raise ConfigError(f"no command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
     module, _, function = COMMANDS[argv[0]][0].partition(":")
-    try:
-        return int(getattr(importlib.import_module(module), function)(argv[1:]) or 0)
-    except HeadraceError as e:
-        print(f"headrace {argv[0]}: {e}", file=sys.stderr)
-        return e.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # `headrace shards RUN | head`
-        sys.stderr.close()
-        return 0
+    return int(getattr(importlib.import_module(module), function)(argv[1:]) or 0)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,13 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str,
     out = {k: dict(v) if isinstance(v, dict) else v for k, v in tree.items()}
     for item in overrides:
         name, eq, text = item.partition("=")
-        section, dot, key = name.strip().partition(".")
+        section, dot, key = (part.strip() for part in name.partition("."))
         if not (eq and dot and section and key):
             raise ConfigError(f"--set {item}: give section.key=value, e.g. optimizer.lr=1e-5")
-        out.setdefault(section, {})[key] = _value(text.strip())
+        table = out.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {item}: '{section}' is {table!r}, not a section with keys")
+        table[key] = _value(text.strip())
     return out
 
 
@@ -102,14 +105,8 @@ def _coerce(value: Any, hint: Any) -> Any:
         if value not in args:
             raise TypeError(f"must be one of {', '.join(map(repr, args))}")
         return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise TypeError("expected a list")
-        return tuple(_coerce(item, args[0]) for item in value)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise TypeError("expected a table")
-        return {key: _coerce(item, args[1]) for key, item in value.items()}
+    if origin in (tuple, dict):
+        return _coerce_items(value, origin, args)
     if hint is Any:
         return value
     if hint is float and type(value) is int:
@@ -117,6 +114,17 @@ def _coerce(value: Any, hint: Any) -> Any:
     if type(value) is not hint:
         raise TypeError(f"expected {_name(hint)}, got {type(value).__name__}")
     return value
+
+
+def _coerce_items(value: Any, origin: type, args: tuple[Any, ...]) -> Any:
+    """The items of a ``tuple[T, ...]`` or ``dict[str, T]``."""
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise TypeError("expected a list")
+        return tuple(_coerce(item, args[0]) for item in value)
+    if not isinstance(value, dict):
+        raise TypeError("expected a table")
+    return {key: _coerce(item, args[1]) for key, item in value.items()}
 
 
 def _name(hint: Any) -> str:
@@ -139,12 +147,12 @@ def _literal(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = "".join(
-            f"\\u{ord(c):04x}" if ord(c) < 32 or c in '"\\\x7f' else c for c in value
-        )
+        escaped = "".join(f"\\u{ord(c):04x}" if ord(c) < 32 or c in '"\\\x7f' else c for c in value)
         return f'"{escaped}"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_literal(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_literal(str(k))} = {_literal(v)}" for k, v in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{_literal(str(k))} = {_literal(v)}" for k, v in value.items()) + "}"
+        )
     return repr(value)

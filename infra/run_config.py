@@ -38,6 +38,10 @@ class RunSection:
     """Names the run; part of every group id."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ValueError("name is empty; give the run a name")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptsConfig:
@@ -129,8 +133,21 @@ class StopConfig:
     """Stop with an error when no new version appears for so long."""
 
     def __post_init__(self) -> None:
-        if self.updates < 1:
-            raise ValueError(f"updates = {self.updates}; at least 1")
+        checks = (
+            (self.updates >= 1, f"updates = {self.updates}; at least 1"),
+            (self.wall_secs >= 0, f"wall_secs = {self.wall_secs}; at least 0 (0: no limit)"),
+            (
+                0 <= self.target_pass_rate <= 1,
+                f"target_pass_rate = {self.target_pass_rate}; a share in [0, 1], not per cent",
+            ),
+            (
+                self.no_progress_secs > 0,
+                f"no_progress_secs = {self.no_progress_secs}; must be positive",
+            ),
+        )
+        problems = [text for ok, text in checks if not ok]
+        if problems:
+            raise ValueError("; ".join(problems))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +159,20 @@ class EndpointConfig:
     """0: the launcher picks a free one."""
     request_timeout_secs: float = 60.0
     retries: int = 4
+
+    def __post_init__(self) -> None:
+        checks = (
+            (bool(self.host), "host is empty; give a name or address, e.g. 127.0.0.1"),
+            (0 <= self.port < 65536, f"port = {self.port}; must be in [0, 65535]"),
+            (
+                self.request_timeout_secs > 0,
+                f"request_timeout_secs = {self.request_timeout_secs}; must be positive",
+            ),
+            (self.retries >= 0, f"retries = {self.retries}; at least 0"),
+        )
+        problems = [text for ok, text in checks if not ok]
+        if problems:
+            raise ValueError("; ".join(problems))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +191,9 @@ def parse_shared(tree: Mapping[str, Any], where: str) -> SharedConfig:
     """Parse the shared sections and refuse unknown ones. Raises ``ConfigError``."""
     unknown = [name for name in tree if name not in SECTIONS]
     if unknown:
-        raise ConfigError(f"{where}: unknown section [{unknown[0]}]; {nearest(unknown[0], SECTIONS)}")
+        raise ConfigError(
+            f"{where}: unknown section [{unknown[0]}]; {nearest(unknown[0], SECTIONS)}"
+        )
     return parse_sections(SharedConfig, tree, where, SHARED_SECTIONS)
 
 
