@@ -1,0 +1,158 @@
+"""Everything about a run that can be known, and refused, before anything starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.config import apply_overrides, read_toml, to_toml
+from infra.contracts.errors import HeadraceError
+from infra.prompts.prompt_set import load_prompt_set
+from infra.run_config import SHARED_SECTIONS, TRAINER_SECTIONS, SharedConfig, parse_shared
+from infra.storage import run_layout
+from pipelines.launcher.disk_estimate import DiskEstimate, estimate_disk, size
+from pipelines.launcher.role_commands import RoleCommands
+from pipelines.launcher.role_process import guarded
+from pipelines.options import PipelineOptions, parse_options
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """A validated run that has not started."""
+
+    config: str
+    """The file it was read from, for messages."""
+    folder: Path
+    tree: Tree
+    """Every section with every key: what ``run.toml`` will hold."""
+    shared: SharedConfig
+    processes: int
+    """Pipeline processes."""
+    parameters: int
+    disk: DiskEstimate
+    train_prompts: int
+    held_out_prompts: int
+    warm_start: bool
+
+    def describe(self) -> str:
+        """Return the plan for ``--dry-run``."""
+        port = self.shared.endpoint.port or "a free port"
+        roles = ["trainer", f"worker on {self.shared.endpoint.host}:{port}"]
+        roles += ["controller with the embedded Pub/Sub broker on a free port"]
+        roles += [f"{self.processes} pipeline process" + "es" * (self.processes > 1)]
+        held_out = f"{self.held_out_prompts} held out for evaluation"
+        first = "warm start, then the" if self.warm_start else "the"
+        return "\n".join(
+            [
+                f"# plan of {self.config}",
+                f"folder     {self.folder}",
+                f"roles      {', '.join(roles)}",
+                f"model      {self.parameters:,} parameters",
+                f"prompts    {self.train_prompts} to train on, {held_out}",
+                f"disk       {self.disk}, free {size(free_bytes(self.folder))}",
+                f"order      {first} trainer and the worker, evaluation of version 0, "
+                f"{self.shared.stop.updates} updates, evaluation of the last version",
+            ]
+        )
+
+
+def find_run(config: str, run_dir: str | None) -> tuple[str, str | None]:
+    """Return (configuration file, run folder); ``config`` may be a run's own folder."""
+    if Path(config).is_dir():
+        return str(Path(config) / run_layout.RUN_CONFIG), run_dir or config
+    return config, run_dir
+
+
+def plan_run(
+    config: str,
+    run_dir: str | None,
+    overrides: Iterable[str],
+    commands: RoleCommands,
+) -> RunPlan:
+    """Read and check everything: sections, prompts, scorers, model, in that order.
+
+    Raises:
+        ConfigError: one line that says what is wrong and what to do.
+    """
+    config, run_dir = find_run(config, run_dir)
+    tree = apply_overrides(read_toml(config), overrides)
+    shared = parse_shared(tree, config)
+    options = parse_options(tree, config)
+    prompts = load_prompt_set(shared.prompts)
+    trainer = check_trainer(tree, config, commands)
+    own = {name: trainer["sections"][name] for name in TRAINER_SECTIONS}
+    resolved = {**{name: asdict(getattr(shared, name)) for name in SHARED_SECTIONS}}
+    resolved |= options_tree(options) | own
+    kept = own["checkpoint"]
+    return RunPlan(
+        config=config,
+        folder=Path(run_dir or Path("runs") / shared.run.name),
+        tree=resolved,
+        shared=shared,
+        processes=options.pipeline.processes,
+        parameters=trainer["parameters"],
+        disk=estimate_disk(
+            shared,
+            version_bytes=trainer["version_bytes"],
+            checkpoint_bytes=trainer["checkpoint_bytes"],
+            keep_versions=kept["keep_versions"],
+            keep_checkpoints=kept["keep_checkpoints"],
+        ),
+        train_prompts=len(prompts.train),
+        held_out_prompts=len(prompts.held_out),
+        warm_start=own["warm_start"]["target"] > 0,
+    )
+
+
+def options_tree(options: PipelineOptions) -> Tree:
+    return asdict(options)
+
+
+def check_trainer(tree: Mapping[str, Any], config: str, commands: RoleCommands) -> Tree:
+    """Let the trainer judge its sections and fetch its model, in a child (it may load JAX).
+
+    Raises:
+        ConfigError: what the trainer said, with the user's own file name.
+    """
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        copy = Path(folder) / "resolved.toml"
+        copy.write_text(to_toml(tree), encoding="utf-8")
+        done = subprocess.run(
+            guarded(commands.check(str(copy))), capture_output=True, text=True, check=False
+        )
+        said = done.stderr.strip().replace(str(copy), config)
+    if done.returncode != 0:
+        lines = [line for line in said.splitlines() if line.strip()]
+        text = lines[-1] if lines else f"the trainer's check failed with {done.returncode}"
+        failure = HeadraceError(text.removeprefix("headrace train: "))
+        failure.exit_code = done.returncode if done.returncode > 0 else 1
+        raise failure
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes of the disk that holds, or will hold, the folder."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize
+
+
+def used_bytes(folder: Path) -> int:
+    """Return what the folder holds already: a resumed run writes over its own part of the plan."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(place, name)).st_size
+    return total
