@@ -1,6 +1,6 @@
 """The embedded Pub/Sub broker: enough of ``google.pubsub.v1.Subscriber`` for ``ReadFromPubSub``.
 
-Beam finds it through ``PUBSUB_EMULATOR_HOST``. Each message is JSON ``{"tasks": [GroupTask, ...]}``.
+Beam finds it through ``PUBSUB_EMULATOR_HOST``. A message is JSON: ``{"tasks": [GroupTask, ...]}``.
 Subscriptions are ``projects/headrace-local/subscriptions/prompts-<k>``, one per pipeline process,
 all served from one queue. A pull returns one message, so that idle processes share what there is,
 and answers within 50 ms: the local runner's only thread waits in it, and no timer fires meanwhile.
