@@ -22,7 +22,12 @@ from typing import Any
 from curation.filter import Filter
 from curation.registry import FILTERS, SCORERS
 from curation.scorer import Scorer
-from curation.scorers.user_scorer import UserScorerSettings, is_user_spec, open_user_scorer
+from curation.scorers.user_scorer import (
+    UserScorer,
+    UserScorerSettings,
+    is_user_spec,
+    open_user_scorer,
+)
 from infra.config import nearest, parse_section
 from infra.contracts.errors import ConfigError
 from infra.contracts.ids import content_id
@@ -72,6 +77,12 @@ class Recipe:
     min_group: int
     mask_truncated: bool
     digest: str
+
+    def close(self) -> None:
+        """End the child processes of user scorers; a later score starts them again."""
+        for scorer, _ in self.scorers:
+            if isinstance(scorer, UserScorer):
+                scorer.child.close()
 
 
 def build_recipe(config: RecipeConfig) -> Recipe:
