@@ -26,7 +26,7 @@ from trainer.inference_worker.engine_api import ResultTokens, SlotSampling
 from trainer.inference_worker.sampling import Sampler, draw_tokens
 from trainer.model.config import ModelConfig
 from trainer.model.decode import Cache, copy_prefix, decode_hidden, empty_cache, prefill_packed
-from trainer.model.params_io import from_named
+from trainer.model.params_io import from_named, named_leaves, param_shapes
 from trainer.model.transformer import Params, head_logits
 
 SMALLEST_ROW = 32
@@ -80,6 +80,22 @@ class DecoderEngine:
         """Use these from the next call on; prefixes computed before are stale."""
         self._params = params
         self.version = version
+
+    def warm_up(self) -> None:
+        """Compile, on zeros, what prompts up to ``prefill_tokens`` need; later calls never do."""
+        shapes = param_shapes(self._config)
+        zeros = {name: np.zeros(leaf.shape, np.float32) for name, leaf in named_leaves(shapes)}
+        kept, self._params = self._params, self.load_params(zeros)
+        state = self.init_decode_state()
+        width = SMALLEST_ROW
+        while width < 2 * self._settings.prefill_tokens:
+            packed = self._prefill(self._params, np.zeros((3, width), np.int32))
+            prefix = Prefix(packed, start=0, last_token=0, length=1)
+            state = self.insert(prefix, state, 0, SlotSampling(seed=0))
+            width *= 2
+        state, result = self.generate(state)
+        result.convert_to_numpy()
+        self._params = kept
 
     def init_decode_state(self) -> DecodeState:
         """All slots empty. An empty slot computes rubbish that nobody reads."""

@@ -30,17 +30,22 @@ MASKED = -1e30
 """Finite, so that a row that may attend to nothing (padding) yields no NaN."""
 
 
+Draw = Callable[[int, int], jax.Array]
+"""(rows, columns) -> standard normal numbers. All come from one draw: 200 random operations would
+take the compiler half a minute."""
+
+
 class Layer(nnx.Module):
     """Parameters of one block."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, draw: Draw) -> None:
         c, inner, kv = config, config.heads * config.head_dim, config.kv_heads * config.head_dim
         out_scale = (2 * c.layers) ** -0.5  # keeps the residual stream's variance at depth
         self.attn_norm = nnx.Param(jnp.ones(c.dim))
-        self.q = nnx.Param(_matrix(rngs, inner, c.dim))
-        self.k = nnx.Param(_matrix(rngs, kv, c.dim))
-        self.v = nnx.Param(_matrix(rngs, kv, c.dim))
-        self.o = nnx.Param(_matrix(rngs, c.dim, inner) * out_scale)
+        self.q = nnx.Param(_matrix(draw, inner, c.dim))
+        self.k = nnx.Param(_matrix(draw, kv, c.dim))
+        self.v = nnx.Param(_matrix(draw, kv, c.dim))
+        self.o = nnx.Param(_matrix(draw, c.dim, inner) * out_scale)
         if c.qkv_bias:
             self.q_bias = nnx.Param(jnp.zeros(inner))
             self.k_bias = nnx.Param(jnp.zeros(kv))
@@ -49,31 +54,44 @@ class Layer(nnx.Module):
             self.q_norm = nnx.Param(jnp.ones(c.head_dim))
             self.k_norm = nnx.Param(jnp.ones(c.head_dim))
         self.mlp_norm = nnx.Param(jnp.ones(c.dim))
-        self.gate = nnx.Param(_matrix(rngs, c.ffn, c.dim))
-        self.up = nnx.Param(_matrix(rngs, c.ffn, c.dim))
-        self.down = nnx.Param(_matrix(rngs, c.dim, c.ffn) * out_scale)
+        self.gate = nnx.Param(_matrix(draw, c.ffn, c.dim))
+        self.up = nnx.Param(_matrix(draw, c.ffn, c.dim))
+        self.down = nnx.Param(_matrix(draw, c.dim, c.ffn) * out_scale)
 
 
 class Decoder(nnx.Module):
     """Parameters of the whole model; ``init_params`` is what callers want."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        self.embed = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.vocab, config.dim)))
-        self.layers = nnx.List([Layer(config, rngs) for _ in range(config.layers)])
+    def __init__(self, config: ModelConfig, draw: Draw) -> None:
+        self.embed = nnx.Param(0.02 * draw(config.vocab, config.dim))
+        self.layers = nnx.List([Layer(config, draw) for _ in range(config.layers)])
         self.norm = nnx.Param(jnp.ones(config.dim))
         if not config.tied:
-            self.head = nnx.Param(_matrix(rngs, config.vocab, config.dim))
+            self.head = nnx.Param(_matrix(draw, config.vocab, config.dim))
 
 
-def _matrix(rngs: nnx.Rngs, rows: int, columns: int) -> jax.Array:
-    return jax.random.normal(rngs.params(), (rows, columns)) * columns**-0.5
+def _matrix(draw: Draw, rows: int, columns: int) -> jax.Array:
+    return draw(rows, columns) * columns**-0.5
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
     """Draw fresh float32 parameters. Pure: may be jitted or given to ``jax.eval_shape``."""
-    params = nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(params=key)), nnx.Param))
+    numbers, used = jax.random.normal(key, (_matrix_entries(config),)), 0
+
+    def draw(rows: int, columns: int) -> jax.Array:
+        nonlocal used
+        used += rows * columns
+        return numbers[used - rows * columns : used].reshape(rows, columns)
+
+    params = nnx.to_pure_dict(nnx.state(Decoder(config, draw), nnx.Param))
     params["layers"] = [params["layers"][i] for i in range(config.layers)]
     return params
+
+
+def _matrix_entries(c: ModelConfig) -> int:
+    inner, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    layer = c.dim * (2 * inner + 2 * kv + 3 * c.ffn)
+    return c.layers * layer + c.vocab * c.dim * (1 if c.tied else 2)
 
 
 def partition_specs(config: ModelConfig) -> Params:

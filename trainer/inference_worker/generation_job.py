@@ -1,0 +1,107 @@
+"""One request while it is being answered, and when a response is finished; plain Python."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from infra.contracts.records import FinishReason, GenerateReply, GenerateRequest, Sample
+from trainer.inference_worker.engine_api import Prefix
+
+
+class TextDecoder(Protocol):
+    """What finishing a response needs of a tokenizer."""
+
+    eos_ids: tuple[int, ...]
+
+    def decode(self, ids: list[int]) -> str:
+        """Ids into text."""
+
+
+@dataclass(slots=True, eq=False)
+class Response:
+    """One sample on its way; lists grow by one per token."""
+
+    job: Job
+    index: int
+    ids: list[int] = field(default_factory=list)
+    behaviour: list[float] = field(default_factory=list)
+    raw: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def take(self, token: int, behaviour: float, raw: float, version: int) -> None:
+        """Add one token."""
+        self.ids.append(token)
+        self.behaviour.append(behaviour)
+        self.raw.append(raw)
+        self.versions.append(version)
+
+    def finish(self, reason: FinishReason, text: str) -> Sample:
+        """Freeze into the record."""
+        return Sample(
+            response_ids=np.array(self.ids, np.int32),
+            response_text=text,
+            behaviour_logprobs=np.array(self.behaviour, np.float32),
+            raw_logprobs=np.array(self.raw, np.float32),
+            policy_versions=np.array(self.versions, np.int32),
+            finish_reason=reason,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One group. Its samples may run at different times, as slots become free."""
+
+    request: GenerateRequest
+    prompt_ids: np.ndarray
+    deadline: float
+    future: Future[GenerateReply]
+    to_start: deque[int]
+    """Sample indices that have no slot yet."""
+    samples: dict[int, Sample] = field(default_factory=dict)
+    prefix: Prefix | None = None
+    """Computed at the first insertion; stale after a weight swap."""
+
+    @property
+    def done(self) -> bool:
+        return len(self.samples) == self.request.sampling.n
+
+    def reply(
+        self, digests: dict[int, str], engine: str, dtype: str, tokenizer_digest: str
+    ) -> GenerateReply:
+        """The answer, samples in seed order."""
+        ordered = tuple(self.samples[i] for i in range(self.request.sampling.n))
+        versions = sorted({int(v) for s in ordered for v in s.policy_versions})
+        return GenerateReply(
+            request_id=self.request.request_id,
+            prompt_ids=self.prompt_ids,
+            samples=ordered,
+            weights=tuple((v, digests[v]) for v in versions),
+            engine=engine,
+            dtype=dtype,
+            tokenizer_digest=tokenizer_digest,
+        )
+
+
+def finish_reason(response: Response, decoder: TextDecoder, max_len: int) -> FinishReason | None:
+    """Decide whether the newest token ends the response; None to go on.
+
+    An end token or a completed stop string comes before the length: a response that ends exactly at
+    its limit is whole, not truncated.
+    """
+    sampling = response.job.request.sampling
+    if response.ids[-1] in decoder.eos_ids:
+        return FinishReason.STOP
+    if sampling.stop:
+        # Every token is at least one byte, so a stop string that the newest token completes begins
+        # within as many tokens as it has bytes.
+        window = max(len(stop.encode()) for stop in sampling.stop)
+        tail = decoder.decode(response.ids[-window:])
+        if any(stop in tail for stop in sampling.stop):
+            return FinishReason.STOP
+    full = len(response.job.prompt_ids) + len(response.ids) >= max_len
+    return FinishReason.LENGTH if full or len(response.ids) >= sampling.max_new_tokens else None

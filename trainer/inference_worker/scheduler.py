@@ -1,0 +1,316 @@
+"""Continuous batching: requests queue up, slots are filled as they become free.
+
+    submit(request) -> queue -> [prefill once per group] -> slots -> one token per step -> reply
+    offer_weights(version, params) -> taken at a boundary, or between two tokens
+
+One thread owns the engine and calls ``step``; any thread may submit or offer. A request whose
+``min_version`` is newer than the weights waits in the queue and says so through ``on_behind``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from infra.clock import Clock
+from infra.contracts.errors import InferenceError
+from infra.contracts.records import GenerateReply, GenerateRequest
+from infra.text.tokenizer import Tokenizer
+from trainer.inference_worker.config import InferenceConfig
+from trainer.inference_worker.engine_api import Engine, Params, ResultTokens, SlotSampling
+from trainer.inference_worker.generation_job import Job, Response, finish_reason
+
+ENGINE_NAME = "headrace"
+
+
+@dataclass(slots=True)
+class Totals:
+    """Running totals since the start; written by the engine's thread only."""
+
+    tokens: int = 0
+    """Sampled tokens that reached a response."""
+    prompt_tokens: int = 0
+    """Prompt tokens prefilled, once per group."""
+    rollouts: int = 0
+    requests: int = 0
+    expired: int = 0
+    steps: int = 0
+    slot_steps: int = 0
+    """Slots that were busy, summed over steps."""
+    busy_secs: float = 0.0
+    swaps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Weights that are loaded and wait to be taken."""
+
+    version: int
+    digest: str
+    params: Params
+
+
+class Scheduler:
+    """Owns an engine. Everything public but ``step`` and ``run`` may be called from any thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        settings: InferenceConfig,
+        clock: Clock,
+        on_behind: Callable[[int], None] = lambda version: None,
+    ) -> None:
+        """``on_behind(version)`` is called when a request needs a version that is not here yet."""
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._clock = clock
+        self._on_behind = on_behind
+        self._changed = threading.Condition()
+        self._jobs: dict[str, Job] = {}  # by request id, in order of arrival
+        self._offer: Offer | None = None
+        self._digests: dict[int, str] = {}
+        self._stopping = False
+        self._slots: list[Response | None] = [None] * engine.max_concurrent_decodes
+        self._state = engine.init_decode_state()
+        self.totals = Totals()
+
+    # --- any thread -------------------------------------------------------------------------
+
+    def submit(self, request: GenerateRequest) -> Future[GenerateReply]:
+        """Queue one group; a repeat of a running ``request_id`` joins it.
+
+        The future raises ``InferenceError``: not retryable when the request itself is wrong.
+
+        Raises:
+            InferenceError: the prompt does not fit or cannot be encoded, or the worker is full or
+                stopping (retryable).
+        """
+        prompt_ids = self._encode(request)
+        deadline = self._clock.now() + request.timeout_secs
+        with self._changed:
+            running = self._jobs.get(request.request_id)
+            if running is not None:
+                if replace(request, timeout_secs=running.request.timeout_secs) != running.request:
+                    raise InferenceError(
+                        f"request_id {request.request_id} is running with other contents; "
+                        "give every request its own id",
+                        retryable=False,
+                    )
+                running.deadline = max(running.deadline, deadline)
+                return running.future
+            if self._stopping:
+                raise InferenceError("the worker is stopping; ask another one")
+            if len(self._jobs) >= self._settings.max_queue:
+                raise InferenceError(f"the queue is full ({len(self._jobs)} groups); try later")
+            job = Job(request, prompt_ids, deadline, Future(), deque(range(request.sampling.n)))
+            job.future.set_running_or_notify_cancel()  # from here on only we may end it
+            self._jobs[request.request_id] = job
+            behind = request.min_version > self._newest()
+            self._changed.notify_all()
+        if behind:
+            self._on_behind(request.min_version)
+        return job.future
+
+    def offer_weights(self, version: int, digest: str, params: Params) -> None:
+        """Hand over loaded weights; older ones than the newest known are ignored."""
+        with self._changed:
+            if version > self._newest():
+                self._offer = Offer(version, digest, params)
+                self._changed.notify_all()
+
+    @property
+    def version(self) -> int:
+        """The version in use; -1 before the first."""
+        return self._engine.version
+
+    def load(self) -> tuple[int, int]:
+        """(busy slots, groups that wait for a slot)."""
+        with self._changed:
+            waiting = sum(1 for job in self._jobs.values() if job.to_start)
+        return sum(slot is not None for slot in self._slots), waiting
+
+    def stop(self) -> None:
+        """Make ``run`` return after the current token; what is unanswered fails, retryable."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    # --- the engine's thread ----------------------------------------------------------------
+
+    def run(self) -> None:
+        """Step until stopped, sleeping while there is nothing to do. Leaves no future open."""
+        reason = "the worker is stopping; ask another one"
+        try:
+            while not self._stopping:
+                started = self._clock.now()
+                if self.step():
+                    self.totals.busy_secs += self._clock.now() - started
+                else:
+                    self._sleep()
+        except BaseException as e:
+            reason = f"the engine failed: {type(e).__name__}: {e}"
+            raise
+        finally:
+            with self._changed:
+                self._stopping = True
+                jobs = list(self._jobs.values())
+                self._jobs.clear()
+            for job in jobs:
+                job.future.set_exception(InferenceError(reason))
+
+    def _sleep(self) -> None:
+        """Wait for a request, for weights, or for the next deadline."""
+        with self._changed:
+            if self._stopping or self._ready():
+                return
+            deadlines = [job.deadline for job in self._jobs.values()]
+            wait = min(deadlines) - self._clock.now() if deadlines else None
+            self._changed.wait(None if wait is None else max(wait, 0.001))
+
+    def step(self) -> bool:
+        """Do what can be done now: expire, swap, fill, draw one token. False if nothing could."""
+        self._expire()
+        self._swap()
+        self._fill()
+        if not any(slot is not None for slot in self._slots):
+            return False
+        self._state, result = self._engine.generate(self._state)
+        self._collect(result.convert_to_numpy())
+        return True
+
+    def _ready(self) -> bool:
+        """Whether a step would do anything (lock held)."""
+        swaps = self._offer is not None
+        return swaps or any(slot is not None for slot in self._slots) or bool(self._eligible())
+
+    def _eligible(self) -> list[Job]:
+        """Jobs that may be given slots now, oldest first (lock held)."""
+        version = self._engine.version
+        return [j for j in self._jobs.values() if j.to_start and j.request.min_version <= version]
+
+    def _newest(self) -> int:
+        return self._engine.version if self._offer is None else self._offer.version
+
+    def _expire(self) -> None:
+        now = self._clock.now()
+        with self._changed:
+            late = [job for job in self._jobs.values() if job.deadline <= now]
+            for job in late:
+                del self._jobs[job.request.request_id]
+        for job in late:
+            self._slots = [None if r is not None and r.job is job else r for r in self._slots]
+            self.totals.expired += 1
+            job.future.set_exception(InferenceError(self._why_late(job)))
+
+    def _why_late(self, job: Job) -> str:
+        given, need = job.request.timeout_secs, job.request.min_version
+        if need > self._engine.version:
+            return (
+                f"no answer within {given:g} s: the request needs version {need}, the worker has "
+                f"{self._engine.version}; is the trainer publishing?"
+            )
+        return (
+            f"no answer within {given:g} s: {len(job.samples)} of {job.request.sampling.n} samples "
+            "were finished; allow more time or add workers"
+        )
+
+    def _swap(self) -> None:
+        """Take offered weights; at a boundary that means: when every slot is empty."""
+        busy = any(slot is not None for slot in self._slots)
+        with self._changed:
+            if self._offer is None or (busy and self._settings.swap == "boundary"):
+                return
+            offer, self._offer = self._offer, None
+            self._engine.update_params(offer.params, offer.version)
+            self._digests[offer.version] = offer.digest
+            for job in self._jobs.values():
+                job.prefix = None
+        self.totals.swaps += 1
+
+    def _fill(self) -> None:
+        """Give free slots to the oldest eligible groups; prefill what has no prefix yet."""
+        free = [i for i, slot in enumerate(self._slots) if slot is None]
+        with self._changed:
+            # While weights wait for a boundary nothing new starts: the slots drain.
+            jobs = [] if self._offer is not None else self._eligible()
+        if not free or not jobs:
+            return
+        room, starting = len(free), []
+        for job in jobs:
+            if room <= 0:
+                break
+            starting.append(job)
+            room -= len(job.to_start)
+        fresh = [job for job in starting if job.prefix is None]
+        prefixes = self._engine.prefill_batch([job.prompt_ids for job in fresh])
+        for job, prefix in zip(fresh, prefixes, strict=True):
+            job.prefix = prefix
+            self.totals.prompt_tokens += len(job.prompt_ids)
+        for job in starting:
+            count = min(len(free), len(job.to_start))
+            slots, free = free[:count], free[count:]
+            self._start(job, slots)
+
+    def _start(self, job: Job, slots: list[int]) -> None:
+        sampling, samplings = job.request.sampling, []
+        for slot in slots:
+            index = job.to_start.popleft()
+            self._slots[slot] = Response(job, index)
+            samplings.append(
+                SlotSampling(
+                    seed=job.request.seeds[index],
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    top_k=sampling.top_k,
+                )
+            )
+        self._state = self._engine.bulk_insert(job.prefix, self._state, slots, samplings)
+
+    def _collect(self, result: ResultTokens) -> None:
+        """Hand every slot its token; finished responses leave, finished groups are answered."""
+        tokens, behaviour, raw = result.data.tolist()
+        decoder, max_len = self._tokenizer, self._settings.max_len
+        self.totals.steps += 1
+        for i, response in enumerate(self._slots):
+            if response is None:
+                continue
+            self.totals.slot_steps += 1
+            self.totals.tokens += 1
+            response.take(int(tokens[i]), behaviour[i], raw[i], result.version)
+            reason = finish_reason(response, decoder, max_len)
+            if reason is not None:
+                self._slots[i] = None
+                job = response.job
+                job.samples[response.index] = response.finish(reason, decoder.decode(response.ids))
+                self.totals.rollouts += 1
+                if job.done:
+                    self._answer(job)
+
+    def _answer(self, job: Job) -> None:
+        with self._changed:
+            del self._jobs[job.request.request_id]
+        self.totals.requests += 1
+        job.future.set_result(
+            job.reply(self._digests, ENGINE_NAME, self._settings.dtype, self._tokenizer.digest)
+        )
+
+    def _encode(self, request: GenerateRequest) -> np.ndarray:
+        try:
+            prompt_ids = self._tokenizer.encode_prompt(request.messages)
+        except ValueError as e:
+            raise InferenceError(f"the prompt cannot be encoded: {e}", retryable=False) from e
+        limit = self._engine.max_prefill_length
+        if not 1 <= len(prompt_ids) <= limit:
+            raise InferenceError(
+                f"the prompt has {len(prompt_ids)} tokens; 1 to {limit} fit (raise "
+                "[inference] max_len or shorten the prompt)",
+                retryable=False,
+            )
+        return prompt_ids

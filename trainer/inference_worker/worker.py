@@ -1,0 +1,167 @@
+"""The inference worker put together: engine, scheduler, follower, server, heartbeats, metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from infra.clock import Clock
+from infra.contracts.records import GenerateReply, GenerateRequest
+from infra.heartbeats import Heartbeat
+from infra.hints import HintListener, send_hint
+from infra.metrics import MetricsWriter
+from infra.storage.object_store import ObjectStore
+from infra.text.tokenizer import load_tokenizer
+from infra.weights.stored_weights import StoredWeights
+from trainer.config import TrainerConfig
+from trainer.inference_worker.engine import DecoderEngine
+from trainer.inference_worker.scheduler import Scheduler, Totals
+from trainer.inference_worker.server import WorkerServer
+from trainer.inference_worker.weight_follower import WeightFollower
+from trainer.model.pretrained import load_config, resolve_model
+
+BEAT_SECS = 1.0
+
+
+class Worker:
+    """One process's parts. ``serve`` runs them."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        config: TrainerConfig,
+        cache: Path,
+        clock: Clock,
+        role: str,
+        host: str,
+        port: int,
+    ) -> None:
+        """Bind the port and prepare the model's configuration; compiles and loads nothing yet.
+
+        Raises:
+            ConfigError: the port is taken, or the model cannot be resolved.
+        """
+        settings = config.own.inference
+        # Bind first: a taken port must not cost the user a compilation.
+        self._server = WorkerServer(host, port, self._submit, self.health)
+        self._settings, self._clock, self._role = settings, clock, role
+        enable_compile_cache(cache)
+        folder = resolve_model(config.own.model, cache)
+        tokenizer = load_tokenizer(folder)
+        self._engine = DecoderEngine(load_config(folder), settings)
+        self._scheduler = Scheduler(
+            self._engine, tokenizer, settings, clock, lambda v: send_hint(role, version=v)
+        )
+        weights = StoredWeights(store, config.shared.run.name, clock=clock)
+        self._follower = WeightFollower(
+            weights, self._engine.load_params, self._scheduler.offer_weights, tokenizer.digest
+        )
+        self._heartbeat = Heartbeat(store, role, clock)
+        self._metrics = MetricsWriter(store, role, f"{os.getpid()}-{int(clock.now())}", clock)
+        self._failure: BaseException | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that are really bound."""
+        host, port = self._server.server_address[:2]
+        return str(host), int(port)
+
+    def health(self) -> dict[str, Any]:
+        """What ``GET /healthz`` answers."""
+        busy, queued = self._scheduler.load()
+        version = self._scheduler.version
+        return {
+            "status": "ok" if version >= 0 else "waiting for weights",
+            "version": version,
+            "slots": self._settings.slots,
+            "busy": busy,
+            "queued": queued,
+        }
+
+    def _submit(self, request: GenerateRequest) -> Future[GenerateReply]:
+        return self._scheduler.submit(request)
+
+    def serve(self, stop: threading.Event, pinned: int | None = None) -> None:
+        """Serve until ``stop`` is set or a thread dies; its exception is raised here."""
+        self._heartbeat.beat("compiling")
+        self._engine.warm_up()
+        if pinned is not None:
+            self._follower.pin(pinned)
+        threads = [
+            self._thread("decode", self._scheduler.run, stop),
+            self._thread("http", self._server.serve_forever, stop),
+        ]
+        if pinned is None:
+            wake = HintListener(self._role)
+            follow = lambda: self._follower.run(wake, stop, self._settings.poll_secs)  # noqa: E731
+            threads.append(self._thread("weights", follow, stop))
+        host, port = self.address
+        print(f"serving on http://{host}:{port}", flush=True)
+        self._report_until(stop)
+        self._scheduler.stop()
+        self._server.shutdown()
+        self._server.server_close()
+        for thread in threads:
+            thread.join()
+        self._heartbeat.beat("stopped")
+        self._metrics.flush()
+        if self._failure is not None:
+            raise self._failure
+
+    def _thread(
+        self, name: str, work: Callable[[], None], stop: threading.Event
+    ) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as e:  # carried to the main thread, which raises it
+                self._failure = e
+                stop.set()
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _report_until(self, stop: threading.Event) -> None:
+        """Beat and write metrics every second."""
+        before, at = Totals(), self._clock.now()
+        while not stop.wait(BEAT_SECS):
+            now, totals = self._clock.now(), dataclasses.replace(self._scheduler.totals)
+            health = self.health()
+            waiting = "the first weights" if health["version"] < 0 else ""
+            if not waiting and not health["busy"]:
+                waiting = "newer weights" if health["queued"] else "requests"
+            state = "waiting" if waiting else "decoding"
+            numbers = {key: health[key] for key in ("version", "busy", "queued", "slots")}
+            self._heartbeat.beat(state, waiting, **numbers)
+            self._metrics.emit(rates(before, totals, now - at, self._settings.slots))
+            before, at = totals, now
+
+
+def rates(before: Totals, after: Totals, secs: float, slots: int) -> dict[str, float]:
+    """Metrics of an interval from two running totals."""
+    steps = after.steps - before.steps
+    values = {
+        "worker/decode/tokens_per_sec": (after.tokens - before.tokens) / secs,
+        "worker/decode/busy_share": (after.busy_secs - before.busy_secs) / secs,
+        "worker/prefill/tokens_per_sec": (after.prompt_tokens - before.prompt_tokens) / secs,
+        "worker/requests_expired": float(after.expired - before.expired),
+        "worker/rollouts": float(after.rollouts - before.rollouts),
+    }
+    if steps:
+        values["worker/decode/slot_share"] = (after.slot_steps - before.slot_steps) / steps / slots
+    return values
+
+
+def enable_compile_cache(cache: Path) -> None:
+    """Keep compiled programs across processes; a second start is seconds instead of minutes."""
+    jax.config.update("jax_compilation_cache_dir", str(cache / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
