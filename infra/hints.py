@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import json
+import math
 import os
 import select
 import socket
@@ -45,7 +46,9 @@ class HintListener:
         if self._socket is None:
             time.sleep(timeout_secs)
             return []
-        select.select([self._socket], [], [], timeout_secs)
+        poller = select.poll()  # select() itself stops at file descriptor 1024
+        poller.register(self._socket, select.POLLIN)
+        poller.poll(math.ceil(timeout_secs * 1000))
         hints = []
         with contextlib.suppress(BlockingIOError):  # drained
             while True:
