@@ -163,7 +163,8 @@ class TrainingConfig:
 class CheckpointConfig:
     """[checkpoint]: whichever of the two comes first; and what is kept."""
 
-    every_steps: int = 20
+    every_steps: int = 5
+    """Also bounds the disk: versions since the last checkpoint are kept for a replay."""
     every_secs: float = 120.0
     keep_checkpoints: int = 2
     keep_versions: int = 4

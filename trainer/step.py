@@ -37,10 +37,10 @@ class StepMetrics:
     """Share of tokens whose weight a clip or cap changed."""
     importance_mean: jax.Array
     logprob_gap_mean: jax.Array
-    """Mean |log mu - log theta|: engine against trainer."""
+    """Mean |log mu - log old|: engine against trainer."""
     logprob_gap_max: jax.Array
     behaviour_kl: jax.Array
-    """Mean log mu - log theta."""
+    """Mean log mu - log old."""
     kept_mass: jax.Array
     """Mean probability that top-p/top-k kept: exp(raw - behaviour log-prob); 1 without them."""
 

@@ -63,11 +63,11 @@ class LossSums(NamedTuple):
     """Tokens whose IS a clip or cap changed."""
     importance: jax.Array
     gap: jax.Array
-    """Sum of |log mu - log theta|: engine against trainer (and lag)."""
+    """Sum of |log mu - log old|: engine against trainer (and lag)."""
     gap_max: jax.Array
-    """Largest |log mu - log theta|."""
+    """Largest |log mu - log old|."""
     kl: jax.Array
-    """Sum of log mu - log theta (k1 estimate of KL(mu || theta))."""
+    """Sum of log mu - log old (k1 estimate of KL(mu || old))."""
 
 
 def policy_loss(
@@ -95,7 +95,7 @@ def policy_loss(
     slots = objective.slots(logprobs, advantages)
     weight = sg(scales / denominator * slots.importance)
     loss = -jnp.sum(weight * (sg(advantages) * slots.term1 + slots.term2))
-    gap = sg(logprobs.behaviour - logprobs.theta)
+    gap = logprobs.behaviour - logprobs.old
     return loss, LossSums(
         loss=sg(loss),
         clipped=jnp.sum(jnp.where(mask, slots.clipped, False).astype(jnp.float32)),

@@ -1,0 +1,122 @@
+"""Checkpoints of everything that is needed to go on, as one Orbax step folder.
+
+``checkpoints/<version>/{state, progress}``: the state pytree (parameters, optimizer, rng, step)
+and the progress (feed watermark, counters). A folder has its final name only when it is complete.
+Saving copies the state and writes in the background; the newest complete one counts, and old ones
+are deleted only after that.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+from infra.contracts.errors import StorageError
+from infra.storage import run_layout
+from trainer.state import TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a run has done so far, besides what the state pytree holds."""
+
+    version: int = 0
+    """Feed watermark: every ledger step up to here is in the state, none beyond."""
+    tokens: int = 0
+    """Trainable tokens learned from."""
+    groups: int = 0
+    diverged: bool = False
+    """A replay gave other weights than those published; the next version's parent says so."""
+
+
+class Checkpoints:
+    """The checkpoints of one run. Close it before the process ends.
+
+    Args:
+        folder: where they lie; a local folder or a URL that Orbax knows.
+        keep: how many complete ones stay.
+    """
+
+    def __init__(self, folder: str, keep: int) -> None:
+        # Orbax tells its life story at INFO and warns of every default; neither helps a user.
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+        self._folder = folder
+        self._manager = ocp.CheckpointManager(folder, options=options)
+
+    def save(self, state: TrainState, progress: Progress) -> None:
+        """Begin to save ``progress.version``; a version that is there already stays as it is."""
+        if progress.version in self._manager.all_steps():
+            return
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(asdict(progress))
+        )
+        with self._naming(progress.version):
+            self._manager.save(progress.version, args=args, force=True)
+
+    def latest(self) -> int | None:
+        """Version of the newest complete checkpoint, durable by now; None if there is none."""
+        self._manager.wait_until_finished()
+        return self._manager.latest_step()
+
+    def durable(self) -> int | None:
+        """Like ``latest``, but without waiting for one that is being written."""
+        steps = self._manager.all_steps()
+        if self._manager.is_saving_in_progress():
+            steps = steps[:-1]
+        return max(steps, default=None)
+
+    def restore(self, like: TrainState) -> tuple[TrainState, Progress] | None:
+        """Read the newest checkpoint; None if there is none.
+
+        Args:
+            like: shapes and dtypes (``jax.eval_shape`` of a new state).
+        """
+        version = self.latest()
+        if version is None:
+            return None
+        args = ocp.args.Composite(
+            state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore()
+        )
+        with self._naming(version):
+            found = self._manager.restore(version, args=args)
+        # Fresh buffers: what Orbax hands out may alias memory of its own, and the step donates.
+        state = jax.tree.map(lambda leaf: leaf.copy(), found.state)
+        return state, Progress(**found.progress)
+
+    def wait(self) -> None:
+        """Return when everything that was begun is durable."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Finish what was begun and release the folder."""
+        self._manager.close()
+
+    def _naming(self, version: int) -> _Naming:
+        return _Naming(f"{self._folder}/{version}")
+
+
+class _Naming:
+    """Turns whatever Orbax raises into one line that names the checkpoint."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError | ValueError | KeyError | TypeError):
+            raise StorageError(
+                f"checkpoint {self._name}: {error}; delete that folder to go on from the one before"
+            ) from error
+
+
+def checkpoint_folder(run_url: str) -> str:
+    """Where a run's checkpoints lie (Orbax wants absolute paths)."""
+    root = run_url if "://" in run_url else str(Path(run_url).absolute())
+    return f"{root}/{run_layout.CHECKPOINTS}"
