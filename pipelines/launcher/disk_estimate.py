@@ -45,15 +45,18 @@ def estimate_disk(
     checkpoint_bytes: int,
     keep_versions: int,
     keep_checkpoints: int,
+    every_steps: int,
 ) -> DiskEstimate:
     """Add up one run.
 
-    One version and one checkpoint more than are kept exist while the next is being written.
+    The versions since the last checkpoint stay besides ``keep_versions`` (a restart replays them),
+    and one version and one checkpoint more exist while the next is being written.
     """
+    versions = min(max(keep_versions, every_steps + 1), shared.stop.updates) + 1
     groups = shared.stop.updates * shared.admission.groups_per_step
     per_rollout = ROLLOUT_BYTES + TOKEN_BYTES * shared.sampling.max_new_tokens
     return DiskEstimate(
-        weights=(keep_versions + 1) * version_bytes,
+        weights=versions * version_bytes,
         checkpoints=(keep_checkpoints + 1) * checkpoint_bytes,
         shards=groups * shared.sampling.n * per_rollout,
     )
@@ -65,7 +68,7 @@ def refuse_if_short(estimate: DiskEstimate, free_bytes: int, where: str) -> None
         raise ConfigError(
             f"{where}: not enough disk space: the run needs about {estimate}, free are "
             f"{size(free_bytes)}; free some, choose another --run-dir, or lower "
-            "checkpoint.keep_versions and checkpoint.keep_checkpoints"
+            "checkpoint.every_steps and checkpoint.keep_checkpoints"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from curation.pass_rate import wilson_interval
 from infra.contracts.json_codec import from_json, to_json
 from infra.storage import run_layout
 from infra.storage.object_store import ObjectStore
@@ -47,7 +46,7 @@ def read_evaluation(text: str) -> Evaluation:
         problems=found["problems"],
         passes=found["passes"],
         pass_rate=found["pass_rate"],
-        interval=wilson_interval(found["passes"], found["problems"]),
+        interval=(found["interval"][0], found["interval"][1]),
         pass_at_k={str(k): float(rate) for k, rate in found.get("pass_at_k", {}).items()},
     )
 

@@ -112,6 +112,12 @@ def who_waits(snapshot: RunSnapshot) -> str:
     return "; ".join(waiting)
 
 
+def who_does_what(snapshot: RunSnapshot) -> str:
+    """Return one line with every role's state, for when nobody says that it waits."""
+    states = (f"{role} {beat['state']}" for role, beat in sorted(snapshot.heartbeats.items()))
+    return "; ".join(states) or "no role has said anything"
+
+
 def duration(secs: float | None) -> str:
     """Return a time span for people.
 

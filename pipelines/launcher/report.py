@@ -110,13 +110,13 @@ def charts(facts: ReportFacts) -> list[Chart]:
 def rows_by_step(rows: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, float]]:
     """Fold metric rows into one per step, by the last part of each name; a later row wins.
 
-    >>> rows_by_step([{"at": 0.0, "step": 1, "trainer/step/loss": 0.5}])
+    >>> rows_by_step([{"at": 0.0, "trainer/step/version": 1, "trainer/step/loss": 0.5}])
     {1: {'loss': 0.5}}
     """
     folded: dict[int, dict[str, float]] = {}
     for row in rows:
         short = {name.rpartition("/")[2]: value for name, value in row.items() if name != "at"}
-        step = short.pop("step", None)
+        step = short.pop("version", None)  # step N yields version N
         if step is None:
             continue
         values = {k: _mean(v) for k, v in short.items() if isinstance(v, int | float | Mapping)}

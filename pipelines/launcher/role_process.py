@@ -19,7 +19,7 @@ class RoleSpec:
     """What to run for a role."""
 
     name: str
-    """``trainer``, ``worker``, ``controller``, ``pipeline-0``, ...; also names its log."""
+    """``trainer``, ``worker``, ``controller``, ``rollouts-0``, ...; also names its log."""
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the launcher's environment."""

@@ -20,7 +20,7 @@ from infra.storage import run_layout
 from pipelines.launcher.disk_estimate import DiskEstimate, estimate_disk, size
 from pipelines.launcher.role_commands import RoleCommands
 from pipelines.launcher.role_process import guarded
-from pipelines.options import PipelineOptions, parse_options
+from pipelines.options import parse_options
 
 Tree = dict[str, Any]
 
@@ -41,6 +41,7 @@ class RunPlan:
     disk: DiskEstimate
     train_prompts: int
     held_out_prompts: int
+    """How many of them are evaluated; 0: no evaluation."""
     warm_start: bool
 
     def describe(self) -> str:
@@ -49,7 +50,7 @@ class RunPlan:
         roles = ["trainer", f"worker on {self.shared.endpoint.host}:{port}"]
         roles += ["controller with the embedded Pub/Sub broker on a free port"]
         roles += [f"{self.processes} pipeline process" + "es" * (self.processes > 1)]
-        held_out = f"{self.held_out_prompts} held out for evaluation"
+        held_out = f"{self.held_out_prompts} held-out ones for evaluation"
         first = "warm start, then the" if self.warm_start else "the"
         return "\n".join(
             [
@@ -90,8 +91,8 @@ def plan_run(
     prompts = load_prompt_set(shared.prompts)
     trainer = check_trainer(tree, config, commands)
     own = {name: trainer["sections"][name] for name in TRAINER_SECTIONS}
-    resolved = {**{name: asdict(getattr(shared, name)) for name in SHARED_SECTIONS}}
-    resolved |= options_tree(options) | own
+    resolved = {name: asdict(getattr(shared, name)) for name in SHARED_SECTIONS}
+    resolved |= asdict(options) | own
     kept = own["checkpoint"]
     return RunPlan(
         config=config,
@@ -106,15 +107,12 @@ def plan_run(
             checkpoint_bytes=trainer["checkpoint_bytes"],
             keep_versions=kept["keep_versions"],
             keep_checkpoints=kept["keep_checkpoints"],
+            every_steps=kept["every_steps"],
         ),
         train_prompts=len(prompts.train),
-        held_out_prompts=len(prompts.held_out),
+        held_out_prompts=min(len(prompts.held_out), options.evaluation.problems),
         warm_start=own["warm_start"]["target"] > 0,
     )
-
-
-def options_tree(options: PipelineOptions) -> Tree:
-    return asdict(options)
 
 
 def check_trainer(tree: Mapping[str, Any], config: str, commands: RoleCommands) -> Tree:
@@ -131,9 +129,8 @@ def check_trainer(tree: Mapping[str, Any], config: str, commands: RoleCommands) 
         )
         said = done.stderr.strip().replace(str(copy), config)
     if done.returncode != 0:
-        lines = [line for line in said.splitlines() if line.strip()]
-        text = lines[-1] if lines else f"the trainer's check failed with {done.returncode}"
-        failure = HeadraceError(text.removeprefix("headrace train: "))
+        told = said.rpartition("headrace train: ")[2] or f"it failed with {done.returncode}"
+        failure = HeadraceError("; ".join(line for line in told.splitlines() if line.strip()))
         failure.exit_code = done.returncode if done.returncode > 0 else 1
         raise failure
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from infra.contracts.errors import DamagedObject
 from infra.contracts.records import Decision, Group, Verdict
 from infra.ledger.ledger import entries_after
 from infra.shards.shard_index import ShardIndex
@@ -37,8 +39,9 @@ def read_samples(store: ObjectStore, count: int = SAMPLES) -> tuple[SampleRollou
     manifests = {manifest.data_digest: manifest for manifest in index.poll()}
     groups: list[Group] = []
     for group_id, digest in entries[-1].groups[:count]:
-        found = read_shard(store, manifests[digest])
-        groups += [group for group in found if group.group_id == group_id]
+        with contextlib.suppress(DamagedObject):  # quarantined by now: there are others to show
+            found = read_shard(store, manifests[digest])
+            groups += [group for group in found if group.group_id == group_id]
     return pick_samples(groups, count)
 
 

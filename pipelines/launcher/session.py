@@ -23,7 +23,7 @@ from pipelines.launcher.launcher_state import (
     read_evaluation,
     save_state,
 )
-from pipelines.launcher.live_table import View, who_waits
+from pipelines.launcher.live_table import View, who_does_what, who_waits
 from pipelines.launcher.ports import claim_port, free_port, served_version
 from pipelines.launcher.progress import Progress, RunSnapshot
 from pipelines.launcher.restart_policy import RestartPolicy, Verdict
@@ -155,7 +155,7 @@ class Session:
         self._start("controller", self._commands.controller(self._run, broker))
         for k in range(self._plan.processes):
             self._start(
-                f"pipeline-{k}",
+                f"rollouts-{k}",
                 self._commands.pipeline(self._run, self._endpoint, k),
                 env={"PUBSUB_EMULATOR_HOST": f"127.0.0.1:{broker}"},
                 ends_by_itself=False,
@@ -245,9 +245,9 @@ class Session:
             self._poll()
             limit = self._plan.shared.stop.no_progress_secs
             if 0 < limit <= self._clock.now() - self._progress_at:
-                waits = who_waits(self.snapshot) or "nobody says that it waits"
+                waits = who_waits(self.snapshot) or who_does_what(self.snapshot)
                 raise NoProgress(
-                    f"no new version for {limit:.0f} s ([stop] no_progress_secs): {waits}; "
+                    f"no new version for {limit:g} s ([stop] no_progress_secs): {waits}; "
                     f"the logs are in {self._folder / run_layout.LOGS}"
                 )
 
@@ -286,7 +286,7 @@ class Session:
         """Tell of a death; a dead pipeline's leases need not run out."""
         delay = f"again in {verdict.delay_secs:.1f} s"
         self._view.say(f"{spec.name} {verdict.why}; starting it {delay}")
-        if spec.name.startswith("pipeline-"):
+        if spec.name.startswith("rollouts-"):
             send_hint("controller", dead_subscription=int(spec.name.partition("-")[2]))
 
     def _has(self, key: str) -> bool:
@@ -296,7 +296,7 @@ class Session:
         return all(self.supervisor.finished(name) for name in names)
 
     def _pipelines(self) -> list[str]:
-        return [f"pipeline-{k}" for k in range(self._plan.processes)]
+        return [f"rollouts-{k}" for k in range(self._plan.processes)]
 
     def _stop(self, *names: str) -> None:
         self.supervisor.stop(names, grace_secs=GRACE_SECS, wait=self._waker.wait)
