@@ -76,10 +76,10 @@ def main(argv: Sequence[str]) -> int:
         metrics=MetricsWriter(store, "controller", incarnation, clock),
         processes=processes,
     )
+    broker = Broker(queue, clock, host=args.host, port=args.port)
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: stops.append(number))
-    broker = Broker(queue, clock, host=args.host, port=args.port)
     try:
         with HintListener("controller") as listener:
             controller = Controller(parts)
