@@ -7,6 +7,7 @@ before anything is computed.
 
 from __future__ import annotations
 
+import functools
 import re
 from fractions import Fraction
 
@@ -23,6 +24,7 @@ class TooLarge(ValueError):
     """The number is beyond the caps; nothing was computed."""
 
 
+@functools.lru_cache(maxsize=2048)  # a group repeats its gold and often its answers
 def parse_number(text: str) -> Fraction | None:
     """Return the exact value, or None where ``text`` is not one plain number.
 
