@@ -24,26 +24,9 @@ from infra.text.tokenizer import Tokenizer
 from trainer.inference_worker.config import InferenceConfig
 from trainer.inference_worker.engine_api import Engine, Params, ResultTokens, SlotSampling
 from trainer.inference_worker.generation_job import Job, Response, finish_reason
+from trainer.inference_worker.totals import Totals
 
 ENGINE_NAME = "headrace"
-
-
-@dataclass(slots=True)
-class Totals:
-    """Running totals since the start; written by the engine's thread only."""
-
-    tokens: int = 0
-    """Sampled tokens that reached a response."""
-    prompt_tokens: int = 0
-    """Prompt tokens prefilled, once per group."""
-    rollouts: int = 0
-    requests: int = 0
-    expired: int = 0
-    steps: int = 0
-    slot_steps: int = 0
-    """Slots that were busy, summed over steps."""
-    busy_secs: float = 0.0
-    swaps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,8 +51,6 @@ class WorkerServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is its own business; anything else prints its traceback."""
-        import sys
-
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -120,6 +119,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Called by the base class for what is no HTTP; the same form as our own errors."""
+        self.request_version = self.protocol_version  # else rubbish gets an answer without status
+        self.close_connection = True
+        self._error(code, message or "not a request this server knows")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing per request; metrics count them."""

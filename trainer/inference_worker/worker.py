@@ -22,8 +22,9 @@ from infra.text.tokenizer import load_tokenizer
 from infra.weights.stored_weights import StoredWeights
 from trainer.config import TrainerConfig
 from trainer.inference_worker.engine import DecoderEngine
-from trainer.inference_worker.scheduler import Scheduler, Totals
+from trainer.inference_worker.scheduler import Scheduler
 from trainer.inference_worker.server import WorkerServer
+from trainer.inference_worker.totals import Totals, rates
 from trainer.inference_worker.weight_follower import WeightFollower
 from trainer.model.pretrained import load_config, resolve_model
 
@@ -144,21 +145,6 @@ class Worker:
             self._heartbeat.beat(state, waiting, **numbers)
             self._metrics.emit(rates(before, totals, now - at, self._settings.slots))
             before, at = totals, now
-
-
-def rates(before: Totals, after: Totals, secs: float, slots: int) -> dict[str, float]:
-    """Metrics of an interval from two running totals."""
-    steps = after.steps - before.steps
-    values = {
-        "worker/decode/tokens_per_sec": (after.tokens - before.tokens) / secs,
-        "worker/decode/busy_share": (after.busy_secs - before.busy_secs) / secs,
-        "worker/prefill/tokens_per_sec": (after.prompt_tokens - before.prompt_tokens) / secs,
-        "worker/requests_expired": float(after.expired - before.expired),
-        "worker/rollouts": float(after.rollouts - before.rollouts),
-    }
-    if steps:
-        values["worker/decode/slot_share"] = (after.slot_steps - before.slot_steps) / steps / slots
-    return values
 
 
 def enable_compile_cache(cache: Path) -> None:

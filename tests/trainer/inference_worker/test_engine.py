@@ -1,0 +1,186 @@
+"""The engine against the model itself: log-probs, prefixes, independence of slot and batch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from trainer.inference_worker.config import InferenceConfig
+from trainer.inference_worker.engine import DecoderEngine, _packs, _row
+from trainer.inference_worker.engine_api import SlotSampling
+from trainer.model.config import ModelConfig
+from trainer.model.params_io import to_named
+from trainer.model.transformer import head_logits, hidden_states, init_params
+
+CONFIG = ModelConfig(
+    layers=2, dim=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=20, max_len=64, qk_norm=True
+)
+SETTINGS = InferenceConfig(slots=6, max_len=24, prefill_tokens=32)
+PROMPTS = [np.array(p, np.int32) for p in ([3, 1, 4, 1, 5], [7], [2, 7, 1, 8, 2, 8, 1, 8])]
+
+
+@pytest.fixture(scope="module")
+def params():
+    drawn = jax.jit(functools.partial(init_params, CONFIG))(jax.random.key(1))
+    return jax.tree.map(lambda leaf: leaf * 3, drawn)  # far from uniform
+
+
+@pytest.fixture(scope="module")
+def engine(params):
+    engine = DecoderEngine(CONFIG, SETTINGS)
+    engine.update_params(engine.load_params(to_named(params)), 5)
+    return engine
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(config, params, row):
+    positions = jnp.arange(row.shape[1])[None]
+    hidden = hidden_states(params, config, row, positions, jnp.ones_like(row), jnp.zeros_like(row))
+    return head_logits(params, config, hidden)
+
+
+def teacher_forced(params, prompt, ids, temperature=1.0):
+    """Log-probs of ``ids`` after ``prompt`` by the whole-row forward pass."""
+    row = np.zeros((1, SETTINGS.max_len), np.int32)
+    row[0, : len(prompt) + len(ids)] = [*prompt, *ids]
+    logits = np.asarray(_logits(CONFIG, params, row))[0] / temperature
+    logprobs = np.asarray(jax.nn.log_softmax(logits, axis=-1))
+    at = np.arange(len(prompt) - 1, len(prompt) - 1 + len(ids))
+    return logprobs[at, ids], logprobs[at]
+
+
+def run(engine, jobs, steps=6, together=True):
+    """Insert (prompt, slot, sampling) jobs, generate; return {slot: (ids, behaviour, raw)}."""
+    state = engine.init_decode_state()
+    prompts = [prompt for prompt, _, _ in jobs]
+    prefixes = (
+        engine.prefill_batch(prompts)
+        if together
+        else [engine.prefill(padded_tokens=p, true_length=len(p)) for p in prompts]
+    )
+    for prefix, (_, slot, sampling) in zip(prefixes, jobs, strict=True):
+        state = engine.insert(prefix, state, slot, sampling)
+    results = []
+    for _ in range(steps):
+        state, result = engine.generate(state)
+        results.append(result.convert_to_numpy())
+    return {
+        slot: tuple(
+            np.array([getattr(r, column)[slot] for r in results])
+            for column in ("tokens", "log_prob", "raw_log_prob")
+        )
+        for _, slot, _ in jobs
+    }
+
+
+def test_log_probs_are_those_of_the_model(engine, params):
+    jobs = [(p, i, SlotSampling(seed=i, temperature=0.7 + 0.3 * i)) for i, p in enumerate(PROMPTS)]
+    for slot, (ids, behaviour, raw) in run(engine, jobs).items():
+        prompt, _, sampling = jobs[slot]
+        expected, _ = teacher_forced(params, prompt, ids, sampling.temperature)
+        np.testing.assert_allclose(raw, expected, atol=1e-4)
+        np.testing.assert_array_equal(raw, behaviour)
+
+
+def test_samples_depend_on_seed_alone_not_on_slot_batch_or_packing(engine):
+    base = [(p, i, SlotSampling(seed=10 + i)) for i, p in enumerate(PROMPTS)]
+    first = run(engine, base)
+    moved = [(p, 5 - slot, sampling) for p, slot, sampling in reversed(base)]
+    second = run(engine, moved, together=False)
+    alone = run(engine, [base[2]])
+    for _, slot, _ in base:
+        np.testing.assert_array_equal(first[slot][0], second[5 - slot][0])
+    np.testing.assert_array_equal(first[2][0], alone[2][0])
+    other = run(engine, [(base[2][0], 2, SlotSampling(seed=99))])
+    assert (first[2][0] != other[2][0]).any()
+
+
+def test_greedy_is_the_best_token_with_log_probs_of_temperature_one(engine, params):
+    jobs = [(p, i, SlotSampling(seed=i, temperature=0.0)) for i, p in enumerate(PROMPTS)]
+    for slot, (ids, behaviour, raw) in run(engine, jobs).items():
+        expected, table = teacher_forced(params, PROMPTS[slot], ids)
+        np.testing.assert_array_equal(ids, table.argmax(axis=-1))
+        np.testing.assert_allclose(raw, expected, atol=1e-4)
+        np.testing.assert_array_equal(raw, behaviour)
+
+
+def test_one_prefix_serves_many_slots(engine):
+    prefix = engine.prefill(padded_tokens=PROMPTS[0], true_length=5)
+    samplings = [SlotSampling(seed=s) for s in range(4)]
+    state = engine.bulk_insert(prefix, engine.init_decode_state(), [5, 0, 3, 2], samplings)
+    got = []
+    for _ in range(6):
+        state, result = engine.generate(state)
+        got.append(result.convert_to_numpy().tokens)
+    for slot, sampling in zip([5, 0, 3, 2], samplings, strict=True):
+        alone = run(engine, [(PROMPTS[0], 1, sampling)])[1][0]
+        np.testing.assert_array_equal([tokens[slot] for tokens in got], alone)
+
+
+def test_a_refilled_slot_forgets_what_ran_there(engine):
+    state = engine.init_decode_state()
+    prefixes = engine.prefill_batch(PROMPTS)
+    state = engine.insert(prefixes[2], state, 4, SlotSampling(seed=1))
+    for _ in range(30):  # far past the end of the slot
+        state, _ = engine.generate(state)
+    state = engine.insert(prefixes[0], state, 4, SlotSampling(seed=2))
+    ids = []
+    for _ in range(6):
+        state, result = engine.generate(state)
+        ids.append(int(result.convert_to_numpy().get_result_at_slot(4).tokens))
+    np.testing.assert_array_equal(ids, run(engine, [(PROMPTS[0], 0, SlotSampling(seed=2))])[0][0])
+
+
+def test_new_weights_are_used_from_the_next_step_and_nothing_compiles_again(engine, params):
+    kept = engine._params
+    compiled = engine._generate._cache_size(), engine._insert._cache_size()
+    other = jax.tree.map(lambda leaf: leaf * 0.9, params)
+    engine.update_params(engine.load_params(to_named(other)), 6)
+    (ids, _, raw) = run(engine, [(PROMPTS[0], 0, SlotSampling(seed=3))])[0]
+    np.testing.assert_allclose(raw, teacher_forced(other, PROMPTS[0], ids)[0], atol=1e-4)
+    assert (engine._generate._cache_size(), engine._insert._cache_size()) == compiled
+    _, result = engine.generate(engine.init_decode_state())
+    assert result.version == 6
+    engine.update_params(kept, 5)
+
+
+def test_warm_up_compiles_all_that_requests_need(params):
+    engine = DecoderEngine(CONFIG, SETTINGS)
+    engine.warm_up()
+    sizes = [f._cache_size() for f in (engine._prefill, engine._insert, engine._generate)]
+    engine.update_params(engine.load_params(to_named(params)), 0)
+    run(engine, [(p, i, SlotSampling(seed=i, top_k=3)) for i, p in enumerate(PROMPTS)], steps=2)
+    again = [f._cache_size() for f in (engine._prefill, engine._insert, engine._generate)]
+    assert again == sizes
+
+
+@pytest.mark.parametrize("length", [0, 24])
+def test_prompts_that_do_not_fit_are_refused(engine, length):
+    with pytest.raises(ValueError, match=f"prompt of {length} tokens; 1 to 23 fit"):
+        engine.prefill_batch([np.zeros(length, np.int32)])
+
+
+def test_packs_keep_order_and_budget():
+    prompts = [np.arange(n) for n in (5, 5, 9, 40, 2, 2)]
+    packs = _packs(prompts, 12)
+    assert [[len(p) for p in pack] for pack in packs] == [[5, 5], [9], [40], [2, 2]]
+    row, starts = _row(packs[0])
+    assert row.shape == (3, 32) and starts == [0, 4]
+    assert row[:, :9].tolist() == [
+        [0, 1, 2, 3, 0, 1, 2, 3, 0],
+        [0, 1, 2, 3, 0, 1, 2, 3, 0],
+        [1, 1, 1, 1, 2, 2, 2, 2, 0],
+    ]
+    assert _row([np.array([7])])[0].sum() == 0
+
+
+def test_bfloat16_keeps_head_and_cache_in_float32(params):
+    engine = DecoderEngine(CONFIG, InferenceConfig(slots=6, max_len=24, dtype="bfloat16"))
+    loaded = engine.load_params(to_named(params))
+    assert loaded["embed"].dtype == jnp.float32
+    assert loaded["layers"][0]["q"].dtype == jnp.bfloat16
+    engine.update_params(loaded, 0)
+    ids, _, raw = run(engine, [(PROMPTS[0], 0, SlotSampling(seed=3))])[0]
+    np.testing.assert_allclose(raw, teacher_forced(params, PROMPTS[0], ids)[0], atol=0.2)

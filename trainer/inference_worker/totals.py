@@ -1,0 +1,38 @@
+"""What the worker has done so far, and the metrics of an interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Totals:
+    """Running totals since the start; written by the engine's thread only."""
+
+    tokens: int = 0
+    """Sampled tokens that reached a response."""
+    prompt_tokens: int = 0
+    """Prompt tokens prefilled, once per group."""
+    rollouts: int = 0
+    requests: int = 0
+    expired: int = 0
+    steps: int = 0
+    slot_steps: int = 0
+    """Slots that were busy, summed over steps."""
+    busy_secs: float = 0.0
+    swaps: int = 0
+
+
+def rates(before: Totals, after: Totals, secs: float, slots: int) -> dict[str, float]:
+    """Metrics of an interval from two running totals."""
+    steps = after.steps - before.steps
+    values = {
+        "worker/decode/tokens_per_sec": (after.tokens - before.tokens) / secs,
+        "worker/decode/busy_share": (after.busy_secs - before.busy_secs) / secs,
+        "worker/prefill/tokens_per_sec": (after.prompt_tokens - before.prompt_tokens) / secs,
+        "worker/requests_expired": float(after.expired - before.expired),
+        "worker/rollouts": float(after.rollouts - before.rollouts),
+    }
+    if steps:
+        values["worker/decode/slot_share"] = (after.slot_steps - before.slot_steps) / steps / slots
+    return values
