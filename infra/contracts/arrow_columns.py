@@ -122,7 +122,9 @@ def column_bytes(array: pa.Array) -> list[bytes]:
         parts.append(np.diff(array.offsets.to_numpy()).tobytes())
         return parts + [part for child in inner for part in column_bytes(child)]
     if pa.types.is_string(kind):
-        parts.append(pc.fill_null(pc.binary_length(array), 0).to_numpy().tobytes())
-        return [*parts, "".join(pc.fill_null(array, "").to_pylist()).encode()]
-    filled = pc.fill_null(array, False if pa.types.is_boolean(kind) else 0)
-    return [*parts, filled.to_numpy(zero_copy_only=False).tobytes()]
+        texts = [text or "" for text in array.to_pylist()]
+        parts.append(np.array(list(map(len, texts)), np.int32).tobytes())
+        return [*parts, "".join(texts).encode()]
+    if array.null_count:
+        array = pc.fill_null(array, False if pa.types.is_boolean(kind) else 0)
+    return [*parts, array.to_numpy(zero_copy_only=False).tobytes()]

@@ -9,6 +9,7 @@ from infra.contracts.errors import StorageError
 from infra.contracts.json_codec import from_json, to_json
 from infra.contracts.manifests import LedgerEntry
 from infra.storage import run_layout
+from infra.storage.listing import keys_after
 from infra.storage.object_store import ObjectStore
 
 _PREFIX = "ledger/"
@@ -45,11 +46,7 @@ def entries_after(store: ObjectStore, step: int) -> list[LedgerEntry]:
     Raises:
         StorageError: a step is missing between two others (a step is only claimed in order).
     """
-    keys: list[str] = []
-    after = run_layout.ledger_step(step)
-    while page := store.list_after(_PREFIX, after=after):
-        keys += page
-        after = page[-1]
+    keys = keys_after(store, _PREFIX, after=run_layout.ledger_step(step))
     steps = [_step_of(key) for key in keys]
     for index, number in enumerate(steps):
         if number != steps[0] + index:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -22,11 +22,12 @@ _WHOLE = (
 )
 """Optional only as a whole: a foreign rollout has none of them."""
 _PER_TOKEN = _WHOLE[1:]
+_LOGPROBS = ("behaviour_logprobs", "raw_logprobs")
 
 
 def summarise(group: Group) -> GroupEntry:
     """Return the manifest's entry of a group; the order of its judgements does not matter."""
-    versions = [range_ for r in group.rollouts if (range_ := _version_range(r)) is not None]
+    oldest, newest = _version_range(group)
     first_verdicts = [j.scores[0].verdict for j in group.judgements if j.scores]
     passed = sum(verdict is Verdict.PASS for verdict in first_verdicts)
     rewards = [judgement.reward for judgement in group.judgements]
@@ -35,20 +36,33 @@ def summarise(group: Group) -> GroupEntry:
         admission_index=group.admission_index,
         prompt_id=group.prompt_id,
         rollouts=len(group.rollouts),
-        oldest_version=min((low for low, _ in versions), default=group.min_version),
-        newest_version=max((high for _, high in versions), default=group.min_version),
+        oldest_version=oldest,
+        newest_version=newest,
         reward_mean=math.fsum(rewards) / len(rewards) if rewards else 0.0,
         pass_rate=passed / len(group.rollouts) if group.rollouts else 0.0,
-        tokens=sum(int(r.loss_mask.sum()) for r in group.rollouts if r.loss_mask is not None),
+        tokens=int(np.count_nonzero(_joined(group.rollouts, "loss_mask"))),
         reason=group.reason,
     )
 
 
-def _version_range(rollout: Rollout) -> tuple[int, int] | None:
-    if rollout.policy_versions is not None and rollout.policy_versions.size:
-        return int(rollout.policy_versions.min()), int(rollout.policy_versions.max())
-    named = [version for version, _ in rollout.weights]
-    return (min(named), max(named)) if named else None
+def _version_range(group: Group) -> tuple[int, int]:
+    sampled = _joined(group.rollouts, "policy_versions")
+    named = [version for r in group.rollouts for version, _ in r.weights if not _has_tokens(r)]
+    if sampled.size:
+        named += [int(sampled.min()), int(sampled.max())]
+    named = named or [group.min_version]
+    return min(named), max(named)
+
+
+def _has_tokens(rollout: Rollout) -> bool:
+    return rollout.policy_versions is not None and rollout.policy_versions.size > 0
+
+
+def _joined(rollouts: Iterable[Rollout], *names: str) -> np.ndarray:
+    """Columns of all rollouts end to end: one numpy call per group instead of one per rollout."""
+    columns = [getattr(rollout, name) for rollout in rollouts for name in names]
+    present = [column for column in columns if column is not None]
+    return np.concatenate(present) if present else np.empty(0)
 
 
 def capabilities(groups: Sequence[Group]) -> tuple[str, ...]:
@@ -56,16 +70,12 @@ def capabilities(groups: Sequence[Group]) -> tuple[str, ...]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
         return ()
-    return (SCORABLE, TRAINABLE) if all(map(_is_trainable, rollouts)) else (SCORABLE,)
+    trainable = all(r.response_ids is not None for r in rollouts) and _all_finite(rollouts)
+    return (SCORABLE, TRAINABLE) if trainable else (SCORABLE,)
 
 
-def _is_trainable(rollout: Rollout) -> bool:
-    return rollout.response_ids is not None and not _unusable_logprobs(rollout)
-
-
-def _unusable_logprobs(rollout: Rollout) -> list[str]:
-    columns = {name: getattr(rollout, name) for name in ("behaviour_logprobs", "raw_logprobs")}
-    return [name for name, c in columns.items() if c is not None and not np.isfinite(c).all()]
+def _all_finite(rollouts: Sequence[Rollout]) -> bool:
+    return bool(np.isfinite(_joined(rollouts, *_LOGPROBS)).all())
 
 
 def check_group(group: Group, recipe_digest: str) -> list[str]:
@@ -86,16 +96,18 @@ def check_group(group: Group, recipe_digest: str) -> list[str]:
         )
     for judgement in group.judgements:
         numbers = (judgement.reward, judgement.task_reward, judgement.weight)
-        if not np.isfinite(numbers).all():
+        if not all(map(math.isfinite, numbers)):
             problems.append(f"judgement of {judgement.rollout_id}: reward or weight is not finite")
     for rollout in group.rollouts:
         problems += [f"rollout {rollout.rollout_id}: {p}" for p in _check_rollout(rollout)]
-        if group.decision is not Decision.FAILED:
-            # A failure may well be *that* the log-probs are NaN: it is recorded as it is.
-            problems += [
-                f"rollout {rollout.rollout_id}: {name} is not finite everywhere"
-                for name in _unusable_logprobs(rollout)
-            ]
+    # A failure may well be *that* the log-probs are NaN: it is recorded as it is.
+    if group.decision is not Decision.FAILED and not _all_finite(group.rollouts):
+        problems += [
+            f"rollout {rollout.rollout_id}: {name} is not finite everywhere"
+            for rollout in group.rollouts
+            for name in _LOGPROBS
+            if not np.isfinite(_joined([rollout], name)).all()
+        ]
     return problems
 
 

@@ -9,6 +9,7 @@ import json
 
 from infra.contracts.errors import DamagedObject
 from infra.storage import run_layout
+from infra.storage.listing import keys_after
 from infra.storage.object_store import ObjectStore
 
 _SUFFIX = ".json"
@@ -27,7 +28,5 @@ def quarantine(store: ObjectStore, key: str, problem: str) -> DamagedObject:
 
 def quarantined(store: ObjectStore) -> list[str]:
     """Keys of the objects that are marked as damaged."""
-    markers: list[str] = []
-    while page := store.list_after(_PREFIX, after=markers[-1] if markers else ""):
-        markers += page
+    markers = keys_after(store, _PREFIX)
     return [marker.removeprefix(_PREFIX).removesuffix(_SUFFIX) for marker in markers]

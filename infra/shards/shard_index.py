@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from infra.contracts.errors import NewerSchema, SchemaMismatch
 from infra.contracts.json_codec import from_json
 from infra.contracts.manifests import ShardManifest
 from infra.contracts.records import Decision
 from infra.shards.quarantine import quarantine
 from infra.storage import run_layout
+from infra.storage.listing import keys_after
 from infra.storage.object_store import ObjectStore
 
 _MANIFEST = ".manifest.json"
@@ -24,9 +23,8 @@ class ShardIndex:
 
     def __init__(self, store: ObjectStore, decisions: tuple[Decision, ...] = tuple(Decision)):
         self._store = store
-        self._decisions = decisions
         self._watermark = 0
-        self._seen: dict[int, set[str]] = {}
+        self._seen: dict[Decision, set[str]] = {decision: set() for decision in decisions}
 
     def poll(self) -> tuple[ShardManifest, ...]:
         """Return the manifests committed since the last poll, by block, decision and digest.
@@ -37,27 +35,24 @@ class ShardIndex:
             NewerSchema: a manifest was written by a newer program.
             StorageError: the store failed; the next poll tries again.
         """
-        found, new_keys = [], []
-        for decision in self._decisions:
-            for block in self._open_blocks(decision):
-                seen = self._seen.setdefault(block, set())
-                for key in _keys(self._store, f"{run_layout.block_folder(decision, block)}/"):
-                    if key.endswith(_MANIFEST) and key not in seen:
-                        found.append(self._read(key))
-                        new_keys.append((seen, key))
-        for seen, key in new_keys:  # only now: an error above must not lose what was read before it
-            seen.add(key)
+        found: list[ShardManifest | None] = []
+        new: dict[Decision, list[str]] = {}
+        for decision, seen in self._seen.items():
+            after = run_layout.block_folder(decision, self._watermark)
+            keys = keys_after(self._store, f"{decision.value}/", after=after)
+            new[decision] = [key for key in keys if key.endswith(_MANIFEST) and key not in seen]
+            found += map(self._read, new[decision])
+        for decision, keys in new.items():  # only now: an error above must not lose what was read
+            self._seen[decision].update(keys)
         manifests = [manifest for manifest in found if manifest is not None]
         return tuple(sorted(manifests, key=lambda m: (m.block, m.decision.value, m.data_digest)))
 
     def close_blocks_below(self, block: int) -> None:
         """Stop looking at blocks below ``block``: nothing that matters can be added to them."""
         self._watermark = max(self._watermark, block)
-        self._seen = {b: keys for b, keys in self._seen.items() if b >= self._watermark}
-
-    def _open_blocks(self, decision: Decision) -> list[int]:
-        after = f"{self._watermark - 1:08d}" if self._watermark else ""
-        return [int(name) for name in self._store.list_folders(f"{decision.value}/", after=after)]
+        for decision, seen in self._seen.items():
+            after = run_layout.block_folder(decision, self._watermark)
+            self._seen[decision] = {key for key in seen if key > after}
 
     def _read(self, key: str) -> ShardManifest | None:
         try:
@@ -74,10 +69,3 @@ class ShardIndex:
             quarantine(self._store, key, f"it describes another shard, {expected}")
             return None
         return manifest
-
-
-def _keys(store: ObjectStore, prefix: str) -> Iterator[str]:
-    after = ""
-    while page := store.list_after(prefix, after=after):
-        yield from page
-        after = page[-1]
