@@ -38,7 +38,7 @@ class ShardManifest:
     block: int
     data_key: str
     data_digest: str
-    """SHA-256 of the data file; also its name."""
+    """SHA-256 of the shard's content without timings; also the file's name."""
     size_bytes: int
     crc32c: int
     rows: int

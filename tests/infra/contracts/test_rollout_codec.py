@@ -32,7 +32,7 @@ def same(left: tuple[Group, ...], right: tuple[Group, ...]) -> bool:
     return list(map(to_json, left)) == list(map(to_json, right))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(groups(finite=True), max_size=3, unique_by=lambda g: g.group_id).map(tuple))
 def test_groups_round_trip_and_their_digest_is_of_the_content(records: tuple[Group, ...]) -> None:
     table = encode_groups(records)

@@ -225,7 +225,7 @@ def model(run: Run, shards: list[ShardManifest], damaged: set[str], index: int):
     return state, max(len(copies) - 1, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(OPERATIONS, max_size=14))
 def test_any_interleaving_gives_the_state_of_the_model(operations: list[tuple]) -> None:
     run, shards, damaged = Run(), {}, set()

@@ -33,7 +33,7 @@ def test_what_is_written_is_read(kind: type, decision: Decision, tmp_path: Path)
     verify_shard(store, manifest)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(groups(finite=True))
 def test_every_valid_group_can_be_committed(group: Group) -> None:
     if group.decision is None:
