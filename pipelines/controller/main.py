@@ -13,11 +13,14 @@ import sys
 import tomllib
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infra.contracts.errors import ConfigError, Preempted
 from infra.storage import run_layout
 from infra.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from pipelines.controller.controller import ControllerParts
 
 DEFAULT_PROCESSES = 2
 
@@ -37,46 +40,19 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Control a run until it is over. Raises ``HeadraceError`` for what a user can mend."""
     args = parse_args(argv)
-    from infra.clock import SystemClock
-    from infra.heartbeats import Heartbeat
-    from infra.hints import HintListener
-    from infra.metrics import MetricsWriter
-    from infra.prompts.order import PromptOrder
-    from infra.prompts.prompt_set import load_prompt_set
-    from infra.run_config import parse_shared
     from infra.storage.open_store import open_store
 
     store = open_store(args.run)
     tree = read_run_config(store)
     where = f"{args.run}/{run_layout.RUN_CONFIG}"
-    config, processes = parse_shared(tree, where), pipeline_processes(tree, where)
-    prompts = load_prompt_set(config.prompts)
-    order = PromptOrder(
-        size=len(prompts.train),
-        seed=config.run.seed,
-        shuffle=config.prompts.shuffle,
-        epochs=config.prompts.epochs,
-    )
 
-    # gRPC and the Pub/Sub types load only now: --help and a wrong folder answer at once.
+    # gRPC, the Pub/Sub types and Arrow load only now: --help and a wrong folder answer at once.
+    from infra.hints import HintListener
     from pipelines.controller.broker import Broker, subscription
-    from pipelines.controller.controller import Controller, ControllerParts, run_until_done
-    from pipelines.controller.message_queue import MessageQueue
-    from pipelines.controller.prompt_source import PromptSource
+    from pipelines.controller.controller import Controller, run_until_done
 
-    clock, queue = SystemClock(), MessageQueue()
-    incarnation = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    parts = ControllerParts(
-        store=store,
-        config=config,
-        source=PromptSource(prompts, order),
-        queue=queue,
-        clock=clock,
-        heartbeat=Heartbeat(store, "controller", clock),
-        metrics=MetricsWriter(store, "controller", incarnation, clock),
-        processes=processes,
-    )
-    broker = Broker(queue, clock, host=args.host, port=args.port)
+    parts = build(store, tree, where)
+    broker = Broker(parts.queue, parts.clock, host=args.host, port=args.port)
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: stops.append(number))
@@ -85,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
             controller = Controller(parts)
             controller.start()
             print(
-                f"controller of {config.run.name}, epoch {controller.state.epoch}: "
-                f"{len(prompts.train)} training prompts, broker on {args.host}:{broker.port}",
+                f"controller of {parts.config.run.name}, epoch {controller.state.epoch}: "
+                f"{parts.source.size} training prompts, broker on {args.host}:{broker.port}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -98,6 +74,40 @@ def main(argv: Sequence[str]) -> int:
         raise Preempted("stopped by a signal; everything is saved, start again to go on")
     print(f"controller: {controller.state.stop_reason}, nothing in flight", file=sys.stderr)
     return 0
+
+
+def build(store: ObjectStore, tree: Mapping[str, Any], where: str) -> ControllerParts:
+    """Put a controller's parts together from the run's configuration."""
+    from infra.clock import SystemClock
+    from infra.heartbeats import Heartbeat
+    from infra.metrics import MetricsWriter
+    from infra.prompts.order import PromptOrder
+    from infra.prompts.prompt_set import load_prompt_set
+    from infra.run_config import parse_shared
+    from pipelines.controller.controller import ControllerParts
+    from pipelines.controller.message_queue import MessageQueue
+    from pipelines.controller.prompt_source import PromptSource
+
+    config, processes = parse_shared(tree, where), pipeline_processes(tree, where)
+    prompts = load_prompt_set(config.prompts)
+    order = PromptOrder(
+        size=len(prompts.train),
+        seed=config.run.seed,
+        shuffle=config.prompts.shuffle,
+        epochs=config.prompts.epochs,
+    )
+    clock = SystemClock()
+    incarnation = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    return ControllerParts(
+        store=store,
+        config=config,
+        source=PromptSource(prompts, order),
+        queue=MessageQueue(),
+        clock=clock,
+        heartbeat=Heartbeat(store, "controller", clock),
+        metrics=MetricsWriter(store, "controller", incarnation, clock),
+        processes=processes,
+    )
 
 
 def read_run_config(store: ObjectStore) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class PromptSource:
         self._prompts, self._order = prompts, order
         self._denied = denied | prompts.held_out_ids
         self.name = prompts.name
+        self.size = len(prompts.train)
         self.digest = prompts.digest
 
     def draw(self, cursor: int, retired: Mapping[str, int]) -> tuple[int, str] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from typing import Any
 
 from infra.admission import choose_step
 from infra.clock import ManualClock
@@ -114,6 +116,9 @@ class Rig:
 
     def state(self) -> ControlState:
         return from_json(ControlState, self.store.read(run_layout.CONTROL_STATE))
+
+    def done_word(self) -> dict[str, Any]:
+        return json.loads(self.store.read(run_layout.CONTROL_DONE))
 
     def train(self) -> list[int]:
         """One step by the real rules, published; the admission indices it took, or none."""

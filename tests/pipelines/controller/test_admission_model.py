@@ -13,7 +13,8 @@ from dataclasses import replace
 import pytest
 
 from infra.admission import StepChoice, choose_step
-from tests.pipelines.controller.admission_model import Broken, Budget, Setting, explore, setting
+from tests.pipelines.controller.admission_world import Broken, Budget, Setting, setting
+from tests.pipelines.controller.explore_admission import explore
 
 WORLDS = {
     "on-policy, rejects and late leases": setting(1, 0, 2, budget=Budget(bad=1, late=1)),
@@ -35,11 +36,11 @@ WORLDS = {
     "lag 1, groups come back": setting(1, 1, 2, budget=Budget(bad=1, late=1), atomic=True),
     "lag 2": setting(1, 2, 4, atomic=True),
     "two groups a step": setting(2, 0, 2, budget=Budget(bad=1, late=1), atomic=True),
-    "two groups a step, lag 1": setting(2, 1, 3, atomic=True),
+    "two groups a step, lag 1": setting(2, 1, 2, atomic=True),
     "publishes every second version": setting(
         1, 1, 4, every=2, budget=Budget(bad=1, trainer_crash=1), atomic=True
     ),
-    "drops what is stale": setting(2, 1, 2, stale="drop", budget=Budget(bad=1), atomic=True),
+    "drops what is stale": setting(2, 1, 2, stale="drop", atomic=True),
     "drops, publishes every second": setting(1, 2, 4, every=2, stale="drop", atomic=True),
     "trains what is stale": setting(1, 1, 3, stale="train", budget=Budget(bad=1), atomic=True),
     "prompts run out": setting(1, 0, 3, prompts=2, budget=Budget(bad=1, late=1)),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.contracts.errors import ConfigError, DamagedObject, Fenced, StorageError
+from infra.contracts.errors import ConfigError, DamagedObject
 from infra.contracts.records import Decision
 from infra.heartbeats import read_heartbeats
 from infra.ledger.audit import audit
@@ -24,10 +24,6 @@ from tests.builders import make_prompt, make_task
 from tests.pipelines.controller.rig import LEASE_SECS, Rig, make_prompts
 
 ACCEPTED, REJECTED, FAILED = Decision.ACCEPTED, Decision.REJECTED, Decision.FAILED
-
-
-def done_word(rig: Rig) -> dict:
-    return json.loads(rig.store.read(run_layout.CONTROL_DONE))
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
@@ -47,7 +43,7 @@ def test_a_whole_run(lag: int, place: str, tmp_path: Path) -> None:
             decision = REJECTED if index % 5 == 2 else FAILED if index % 7 == 3 else ACCEPTED
             rig.commit(task, decision)
         rig.train()
-    assert done_word(rig) == {"reason": "updates_reached", "version": 3}
+    assert rig.done_word() == {"reason": "updates_reached", "version": 3}
     found = audit(rig.store)
     assert found.holds and (found.trained, found.in_flight, found.waiting) == (6, 0, 0)
     assert found.max_lag_seen <= lag and (found.rejected, found.failed) == (2, 1)
@@ -68,84 +64,6 @@ def test_tasks_say_what_was_admitted() -> None:
     expected = make_task(0, sampling=sampling, expires_at=rig.clock.now() + LEASE_SECS)
     assert first == expected
     assert second.admission_index == 1 and second.prompt == make_prompt(1)
-
-
-class DyingStore(MemoryStore):
-    """Dies at the n-th write to the control state, before or after it has happened."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes_left, self.after = 10**9, False
-
-    def compare_and_swap(self, key: str, data: bytes, expected: str | None) -> str | None:
-        if key != run_layout.CONTROL_STATE:
-            return super().compare_and_swap(key, data, expected)
-        self.writes_left -= 1
-        if self.writes_left == 0 and not self.after:
-            raise StorageError("killed before the write")
-        token = super().compare_and_swap(key, data, expected)
-        if self.writes_left == 0:
-            raise StorageError("killed after the write")
-        return token
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("nth", range(1, 7))
-def test_killed_at_every_write_of_its_state(nth: int, after: bool) -> None:
-    """Whatever was admitted stays admitted under the same ids; the run ends as if undisturbed."""
-    store = DyingStore()
-    rig = Rig(store=store)
-    rig.publish_version(0)
-    store.writes_left, store.after = nth, after
-    admitted: dict[int, tuple[str, int]] = {}
-    controller, deaths, over = None, 0, False
-    for _ in range(60):
-        try:
-            controller = controller or rig.started()
-            over = controller.turn()
-        except StorageError:
-            controller, deaths = None, deaths + 1
-            continue
-        if over:
-            break
-        for task in rig.take():
-            word = (task.group_id, task.min_version)
-            assert admitted.setdefault(task.admission_index, word) == word
-            rig.commit(task, REJECTED if task.admission_index == 1 else ACCEPTED)
-        rig.train()
-    assert over and deaths == 1 and done_word(rig)["reason"] == "updates_reached"
-    found = audit(rig.store)
-    assert found.holds and found.trained == 6 and found.in_flight == 0 and found.superseded == 0
-    assert sorted(admitted) == list(range(found.admitted))
-
-
-def test_restart_publishes_again_under_the_same_ids_and_attempt() -> None:
-    rig = Rig()
-    rig.publish_version(0)
-    first = rig.started()
-    first.turn()
-    before = rig.take()
-    rig.clock.advance(LEASE_SECS - 1)
-    second = rig.started()
-    again = rig.take()
-    renewed = {"epoch": 2, "expires_at": rig.clock.now() + LEASE_SECS}
-    assert again == [replace(task, **renewed) for task in before]
-    assert not second.turn() and not rig.take() and second.state.reissued == 0
-
-
-def test_the_older_controller_is_fenced_also_while_idle() -> None:
-    rig = Rig()
-    rig.publish_version(0)
-    old = rig.started()
-    old.turn()
-    queue = rig.queue
-    rig.started()
-    with pytest.raises(Fenced, match="another controller has taken this run over"):
-        old.turn()
-    rig.publish_version(1)
-    with pytest.raises(Fenced):
-        old.turn()
-    assert len(queue.queued()) == 2  # what it had published before; nothing since
 
 
 def test_a_dead_pipelines_groups_are_published_again_at_once() -> None:
@@ -214,7 +132,7 @@ def test_drain_ends_when_nothing_is_in_flight() -> None:
     assert not controller.turn()
     for task in rig.take():
         rig.commit(task, ACCEPTED)
-    assert controller.turn() and done_word(rig) == {"reason": "drained", "version": 0}
+    assert controller.turn() and rig.done_word() == {"reason": "drained", "version": 0}
     rig.store.delete(run_layout.command("drain"))
     again = rig.started()  # resumed: the word of the last session is gone
     assert rig.store.read_with_token(run_layout.CONTROL_DONE) is None and not again.turn()
@@ -268,7 +186,7 @@ def test_prompts_that_run_out_end_the_run() -> None:
         for task in rig.take():
             rig.commit(task, ACCEPTED)
         rig.train()
-    assert done_word(rig) == {"reason": "prompts_exhausted", "version": 1}
+    assert rig.done_word() == {"reason": "prompts_exhausted", "version": 1}
     assert audit(rig.store).waiting == 1
 
 
