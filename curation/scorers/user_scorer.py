@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import json
 import math
+import os
+import sys
 from dataclasses import asdict, dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +110,8 @@ def open_user_scorer(spec: str, settings: UserScorerSettings) -> UserScorer:
         ConfigError: no such file, module or attribute, or it cannot be imported.
     """
     digest = hashlib.sha256(find_source(spec).read_bytes()).hexdigest()[:32]
-    argv = ("-m", "curation.scorers.scorer_child", spec)
+    # -P: a folder infra/ or curation/ where the user stands must not be imported as ours.
+    argv = ("-P", "-m", "curation.scorers.scorer_child", spec)
     child = ChildProcess(argv, start_secs=settings.start_secs)
     try:
         child.start()
@@ -124,17 +127,21 @@ def find_source(spec: str) -> Path:
     place, _, attr = spec.rpartition(":")
     if not (place and attr.isidentifier()):
         raise ConfigError(f"scorer '{spec}': give module:attr or path/my.py:attr")
-    if place.endswith(".py"):
-        path = Path(place)
-    else:
-        try:
-            found = importlib.util.find_spec(place)
-        except (ImportError, ValueError):
-            found = None
-        path = Path(found.origin) if found and found.origin else Path(place)
+    path = Path(place) if place.endswith(".py") else _module_file(place)
     if not path.is_file():
         raise ConfigError(f"scorer '{spec}': no such file or module; a path is relative to here")
     return path
+
+
+def _module_file(module: str) -> Path:
+    """Look a module up from the current folder on, as the child will; parents are not run."""
+    folders: list[str] | None = [os.getcwd(), *sys.path]
+    parts = module.split(".")
+    found = None
+    for end in range(1, len(parts) + 1):
+        found = folders and PathFinder.find_spec(".".join(parts[:end]), folders)
+        folders = list(found.submodule_search_locations or ()) if found else None
+    return Path(found.origin if found and found.origin else module)
 
 
 def _as_text(rollout: Rollout, prompt: Prompt) -> dict[str, Any]:
