@@ -49,18 +49,18 @@ class CountingEngine:
         self, prefix: int, decode_state: np.ndarray, slot: int, sampling: SlotSampling
     ) -> np.ndarray:
         """Set one slot."""
-        return self.bulk_insert(prefix, decode_state, [slot], [sampling])
+        return self.bulk_insert([prefix], decode_state, [slot], [sampling])
 
     def bulk_insert(
         self,
-        prefix: int,
+        prefixes: Sequence[int],
         decode_state: np.ndarray,
         slots: Sequence[int],
         samplings: Sequence[SlotSampling],
     ) -> np.ndarray:
         """Set the slots to their first tokens."""
         state = decode_state.copy()
-        state[list(slots)] = [prefix + s.seed for s in samplings]
+        state[list(slots)] = [p + s.seed for p, s in zip(prefixes, samplings, strict=True)]
         return state
 
     def generate(self, decode_state: np.ndarray) -> tuple[np.ndarray, ResultTokens]:

@@ -54,6 +54,16 @@ class Prefix(NamedTuple):
     """Prompt tokens, the last one included."""
 
 
+class Inserts(NamedTuple):
+    """What one insertion call writes, arrays [slots]; only the first ``count`` entries count."""
+
+    slot: jax.Array
+    start: jax.Array
+    token: jax.Array
+    position: jax.Array
+    sampler: Sampler
+
+
 class DecoderEngine:
     """The one engine of this project; satisfies ``engine_api.Engine``."""
 
@@ -139,29 +149,24 @@ class DecoderEngine:
         self, prefix: Prefix, decode_state: DecodeState, slot: int, sampling: SlotSampling
     ) -> DecodeState:
         """Put one prefix into one slot."""
-        return self.bulk_insert(prefix, decode_state, [slot], [sampling])
+        return self.bulk_insert([prefix], decode_state, [slot], [sampling])
 
     def bulk_insert(
         self,
-        prefix: Prefix,
+        prefixes: Sequence[Prefix],
         decode_state: DecodeState,
         slots: Sequence[int],
         samplings: Sequence[SlotSampling],
     ) -> DecodeState:
-        """Put one prefix into many slots; one compiled call however many they are."""
-        n, count = self.max_concurrent_decodes, len(slots)
-        rows = np.full(n, n, np.int32)  # n is out of range: JAX drops such writes
-        rows[:count] = slots
-        sampler = Sampler(
-            seed=np.zeros(n, np.uint32),
-            temperature=np.ones(n, np.float32),
-            top_p=np.ones(n, np.float32),
-            top_k=np.zeros(n, np.int32),
-        )
-        for column, name in zip(sampler, Sampler._fields, strict=True):
-            column[:count] = [getattr(s, name) for s in samplings]
-        at = np.array([prefix.start, prefix.last_token, prefix.length - 1, count], np.int32)
-        return self._insert(decode_state, prefix.packed, at, rows, sampler)
+        """Fill many slots; one compiled call per packed row that the prefixes lie in."""
+        rows: dict[int, list[tuple[Prefix, int, SlotSampling]]] = {}
+        for entry in zip(prefixes, slots, samplings, strict=True):
+            rows.setdefault(id(entry[0].packed), []).append(entry)
+        for entries in rows.values():
+            packed, count = entries[0][0].packed, np.int32(len(entries))
+            inserts = _inserts(entries, self.max_concurrent_decodes)
+            decode_state = self._insert(decode_state, packed, count, inserts)
+        return decode_state
 
     def generate(self, decode_state: DecodeState) -> tuple[DecodeState, ResultTokens]:
         """Run the newest token of every slot and draw the next one."""
@@ -201,23 +206,42 @@ def _prefill(config: ModelConfig, params: Params, row: jax.Array) -> Cache:
     return prefill_packed(params, config, *row)
 
 
-def _insert(
-    state: DecodeState, packed: Cache, at: jax.Array, rows: jax.Array, sampler: Sampler
-) -> DecodeState:
-    """``at``: start in the row, last token, its position, number of slots."""
-    start, last_token, position, count = at
+def _inserts(entries: Sequence[tuple[Prefix, int, SlotSampling]], slots: int) -> Inserts:
+    """Columns of one call, filled up to a length that never changes."""
+
+    def column(values: Sequence[float], dtype: type, fill: int = 0) -> np.ndarray:
+        padded = np.full(slots, fill, dtype)
+        padded[: len(values)] = values
+        return padded
+
+    prefixes, targets, samplings = zip(*entries, strict=True)
+    return Inserts(
+        slot=column(targets, np.int32, fill=slots),  # out of range: JAX drops such writes
+        start=column([p.start for p in prefixes], np.int32),
+        token=column([p.last_token for p in prefixes], np.int32),
+        position=column([p.length - 1 for p in prefixes], np.int32),
+        sampler=Sampler(
+            seed=column([s.seed for s in samplings], np.uint32),
+            temperature=column([s.temperature for s in samplings], np.float32),
+            top_p=column([s.top_p for s in samplings], np.float32),
+            top_k=column([s.top_k for s in samplings], np.int32),
+        ),
+    )
+
+
+def _insert(state: DecodeState, packed: Cache, count: jax.Array, new: Inserts) -> DecodeState:
     cache = jax.lax.fori_loop(
-        0, count, lambda i, cache: copy_prefix(cache, packed, start, rows[i]), state.cache
+        0, count, lambda i, c: copy_prefix(c, packed, new.start[i], new.slot[i]), state.cache
     )
 
     def put(column: jax.Array, values: jax.Array) -> jax.Array:
-        return column.at[rows].set(values, mode="drop")
+        return column.at[new.slot].set(values, mode="drop")
 
     return DecodeState(
         cache,
-        put(state.token, last_token),
-        put(state.position, position),
-        jax.tree.map(put, state.sampler, sampler),
+        put(state.token, new.token),
+        put(state.position, new.position),
+        jax.tree.map(put, state.sampler, new.sampler),
     )
 
 

@@ -106,12 +106,12 @@ class Engine(Protocol):
 
     def bulk_insert(
         self,
-        prefix: Prefix,
+        prefixes: Sequence[Prefix],
         decode_state: DecodeState,
         slots: Sequence[int],
         samplings: Sequence[SlotSampling],
     ) -> DecodeState:
-        """Put one prefix into many slots, each with its own sampling: a group in one call."""
+        """Fill many slots at once; a group's slots are given the same prefix."""
 
     def generate(self, decode_state: DecodeState) -> tuple[DecodeState, ResultTokens]:
         """Draw the next token of every slot."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import signal
-import threading
 import tomllib
 from typing import Any
 
@@ -57,9 +57,10 @@ def main(argv: list[str]) -> int:
     from trainer.model.pretrained import cache_folder
 
     config = parse_trainer(tree, where)
-    stop = threading.Event()
+    # A simple queue may be put to inside a signal handler; an Event may deadlock there.
+    mailbox: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: mailbox.put(None))
     endpoint = config.shared.endpoint
     worker = Worker(
         store=store,
@@ -70,5 +71,5 @@ def main(argv: list[str]) -> int:
         host=args.host or endpoint.host,
         port=endpoint.port if args.port is None else args.port,
     )
-    worker.serve(stop, pinned=args.version)
+    worker.serve(mailbox, pinned=args.version)
     return 0

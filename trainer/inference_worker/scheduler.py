@@ -9,6 +9,7 @@ One thread owns the engine and calls ``step``; any thread may submit or offer. A
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -225,36 +226,23 @@ class Scheduler:
             jobs = [] if self._offer is not None else self._eligible()
         if not free or not jobs:
             return
-        room, starting = len(free), []
-        for job in jobs:
-            if room <= 0:
-                break
-            starting.append(job)
-            room -= len(job.to_start)
-        fresh = [job for job in starting if job.prefix is None]
+        waiting = ((job, index) for job in jobs for index in job.to_start)
+        starts = list(itertools.islice(waiting, len(free)))
+        fresh = list(dict.fromkeys(job for job, _ in starts if job.prefix is None))
         prefixes = self._engine.prefill_batch([job.prompt_ids for job in fresh])
         for job, prefix in zip(fresh, prefixes, strict=True):
             job.prefix = prefix
             self.totals.prompt_tokens += len(job.prompt_ids)
-        for job in starting:
-            count = min(len(free), len(job.to_start))
-            slots, free = free[:count], free[count:]
-            self._start(job, slots)
-
-    def _start(self, job: Job, slots: list[int]) -> None:
-        sampling, samplings = job.request.sampling, []
-        for slot in slots:
-            index = job.to_start.popleft()
+        slots = free[: len(starts)]
+        for slot, (job, index) in zip(slots, starts, strict=True):
+            job.to_start.popleft()
             self._slots[slot] = Response(job, index)
-            samplings.append(
-                SlotSampling(
-                    seed=job.request.seeds[index],
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    top_k=sampling.top_k,
-                )
-            )
-        self._state = self._engine.bulk_insert(job.prefix, self._state, slots, samplings)
+        self._state = self._engine.bulk_insert(
+            [job.prefix for job, _ in starts],
+            self._state,
+            slots,
+            [_slot_sampling(job.request, index) for job, index in starts],
+        )
 
     def _collect(self, result: ResultTokens) -> None:
         """Hand every slot its token; finished responses leave, finished groups are answered."""
@@ -297,3 +285,13 @@ class Scheduler:
                 retryable=False,
             )
         return prompt_ids
+
+
+def _slot_sampling(request: GenerateRequest, index: int) -> SlotSampling:
+    sampling = request.sampling
+    return SlotSampling(
+        seed=request.seeds[index],
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+    )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from infra.clock import Clock
 from infra.contracts.records import GenerateReply, GenerateRequest
@@ -20,6 +19,7 @@ from infra.metrics import MetricsWriter
 from infra.storage.object_store import ObjectStore
 from infra.text.tokenizer import load_tokenizer
 from infra.weights.stored_weights import StoredWeights
+from trainer.compile_cache import enable_compile_cache
 from trainer.config import TrainerConfig
 from trainer.inference_worker.engine import DecoderEngine
 from trainer.inference_worker.scheduler import Scheduler
@@ -29,6 +29,9 @@ from trainer.inference_worker.weight_follower import WeightFollower
 from trainer.model.pretrained import load_config, resolve_model
 
 BEAT_SECS = 1.0
+
+Mailbox = queue.SimpleQueue[BaseException | None]
+"""How threads and signals reach the main thread."""
 
 
 class Worker:
@@ -67,7 +70,6 @@ class Worker:
         )
         self._heartbeat = Heartbeat(store, role, clock)
         self._metrics = MetricsWriter(store, role, f"{os.getpid()}-{int(clock.now())}", clock)
-        self._failure: BaseException | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -90,23 +92,24 @@ class Worker:
     def _submit(self, request: GenerateRequest) -> Future[GenerateReply]:
         return self._scheduler.submit(request)
 
-    def serve(self, stop: threading.Event, pinned: int | None = None) -> None:
-        """Serve until ``stop`` is set or a thread dies; its exception is raised here."""
+    def serve(self, mailbox: Mailbox, pinned: int | None = None) -> None:
+        """Serve until something is put into ``mailbox``: None to stop, an exception to raise.
+
+        Threads that die put theirs there.
+        """
         self._heartbeat.beat("compiling")
         self._engine.warm_up()
         if pinned is not None:
             self._follower.pin(pinned)
-        threads = [
-            self._thread("decode", self._scheduler.run, stop),
-            self._thread("http", self._server.serve_forever, stop),
-        ]
+        stopped = threading.Event()
+        work = {"decode": self._scheduler.run, "http": self._server.serve_forever}
         if pinned is None:
-            wake = HintListener(self._role)
-            follow = lambda: self._follower.run(wake, stop, self._settings.poll_secs)  # noqa: E731
-            threads.append(self._thread("weights", follow, stop))
+            work["weights"] = lambda: self._follow(stopped)
+        threads = [_start(name, function, mailbox) for name, function in work.items()]
         host, port = self.address
         print(f"serving on http://{host}:{port}", flush=True)
-        self._report_until(stop)
+        failure = self._report_until(mailbox)
+        stopped.set()
         self._scheduler.stop()
         self._server.shutdown()
         self._server.server_close()
@@ -114,27 +117,21 @@ class Worker:
             thread.join()
         self._heartbeat.beat("stopped")
         self._metrics.flush()
-        if self._failure is not None:
-            raise self._failure
+        if failure is not None:
+            raise failure
 
-    def _thread(
-        self, name: str, work: Callable[[], None], stop: threading.Event
-    ) -> threading.Thread:
-        def guarded() -> None:
-            try:
-                work()
-            except BaseException as e:  # carried to the main thread, which raises it
-                self._failure = e
-                stop.set()
+    def _follow(self, stopped: threading.Event) -> None:
+        with HintListener(self._role) as wake:
+            self._follower.run(wake, stopped, self._settings.poll_secs)
 
-        thread = threading.Thread(target=guarded, name=name, daemon=True)
-        thread.start()
-        return thread
-
-    def _report_until(self, stop: threading.Event) -> None:
-        """Beat and write metrics every second."""
+    def _report_until(self, mailbox: Mailbox) -> BaseException | None:
+        """Beat and write metrics every second; return what was put into the mailbox."""
         before, at = Totals(), self._clock.now()
-        while not stop.wait(BEAT_SECS):
+        while True:
+            try:
+                return mailbox.get(timeout=BEAT_SECS)
+            except queue.Empty:
+                pass  # nobody wrote: time for a beat
             now, totals = self._clock.now(), dataclasses.replace(self._scheduler.totals)
             health = self.health()
             waiting = "the first weights" if health["version"] < 0 else ""
@@ -147,7 +144,15 @@ class Worker:
             before, at = totals, now
 
 
-def enable_compile_cache(cache: Path) -> None:
-    """Keep compiled programs across processes; a second start is seconds instead of minutes."""
-    jax.config.update("jax_compilation_cache_dir", str(cache / "jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+def _start(name: str, work: Callable[[], None], mailbox: Mailbox) -> threading.Thread:
+    """Run ``work`` in a thread; whatever ends it early goes to the mailbox."""
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as e:  # the main thread raises it
+            mailbox.put(e)
+
+    thread = threading.Thread(target=guarded, name=name, daemon=True)
+    thread.start()
+    return thread

@@ -109,7 +109,7 @@ def test_greedy_is_the_best_token_with_log_probs_of_temperature_one(engine, para
 def test_one_prefix_serves_many_slots(engine):
     prefix = engine.prefill(padded_tokens=PROMPTS[0], true_length=5)
     samplings = [SlotSampling(seed=s) for s in range(4)]
-    state = engine.bulk_insert(prefix, engine.init_decode_state(), [5, 0, 3, 2], samplings)
+    state = engine.bulk_insert([prefix] * 4, engine.init_decode_state(), [5, 0, 3, 2], samplings)
     got = []
     for _ in range(6):
         state, result = engine.generate(state)
