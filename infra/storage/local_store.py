@@ -76,13 +76,15 @@ class LocalStore:
             return None
         return data, content_token(data)
 
-    def create(self, key: str, data: bytes | Iterable[bytes | memoryview]) -> bool:
+    def create(
+        self, key: str, data: bytes | Iterable[bytes | memoryview], *, durable: bool = True
+    ) -> bool:
         path = self._path(key)
         with self._naming(key, "write"):
             if os.path.isfile(path):
                 _sync_folder(os.path.dirname(path))  # whoever linked it may not have synced yet
                 return False
-            with self._temporary(path, data) as temporary:
+            with self._temporary(path, data, durable) as temporary:
                 try:
                     os.link(temporary, path)
                 except FileExistsError:
@@ -179,7 +181,9 @@ class LocalStore:
                 yield from self._walk(path.removesuffix("/"), prefix, after)
 
     @contextlib.contextmanager
-    def _temporary(self, path: str, data: bytes | Iterable[bytes | memoryview]) -> Iterator[str]:
+    def _temporary(
+        self, path: str, data: bytes | Iterable[bytes | memoryview], durable: bool = True
+    ) -> Iterator[str]:
         """Write and sync a temporary file beside ``path``; remove it at the end if still there."""
         folder = os.path.dirname(path)
         if folder not in self._swept:
@@ -187,7 +191,7 @@ class LocalStore:
             self._swept.add(folder)
         fd, temporary = _open_temporary(folder)
         try:
-            _write_all(fd, data)
+            _write_all(fd, data, durable)
             yield temporary
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -257,7 +261,7 @@ def _sweep(folder: str) -> None:
                     os.close(fd)
 
 
-def _write_all(fd: int, data: bytes | Iterable[bytes | memoryview]) -> None:
+def _write_all(fd: int, data: bytes | Iterable[bytes | memoryview], durable: bool) -> None:
     """Write every buffer and sync, early for large objects: an early sync's error counts too."""
     pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     written = 0
@@ -269,7 +273,7 @@ def _write_all(fd: int, data: bytes | Iterable[bytes | memoryview]) -> None:
             while rest:
                 count = os.write(fd, rest[:_SYNC_BYTES])
                 rest, before, written = rest[count:], written, written + count
-                if written // _SYNC_BYTES > before // _SYNC_BYTES:
+                if durable and written // _SYNC_BYTES > before // _SYNC_BYTES:
                     pool = pool or ThreadPoolExecutor(1, "sync")
                     syncs.append(pool.submit(os.fdatasync, fd))
         for sync in syncs:
@@ -277,7 +281,8 @@ def _write_all(fd: int, data: bytes | Iterable[bytes | memoryview]) -> None:
     finally:
         if pool:
             pool.shutdown(cancel_futures=True)
-    os.fsync(fd)
+    if durable:
+        os.fsync(fd)
 
 
 def _sync_folder(folder: str) -> None:

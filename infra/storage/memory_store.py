@@ -39,7 +39,10 @@ class MemoryStore:
         data = self._objects.get(check_key(key))
         return None if data is None else (data, content_token(data))
 
-    def create(self, key: str, data: bytes | Iterable[bytes | memoryview]) -> bool:
+    def create(
+        self, key: str, data: bytes | Iterable[bytes | memoryview], *, durable: bool = True
+    ) -> bool:
+        del durable  # nothing here outlives the process
         check_key(key)
         if key in self._objects:
             return False

@@ -34,8 +34,14 @@ class ObjectStore(Protocol):
     def read_with_token(self, key: str) -> tuple[bytes, Token] | None:
         """Return the bytes and their token, or None when absent."""
 
-    def create(self, key: str, data: bytes | Iterable[bytes | memoryview]) -> bool:
-        """Create if absent, durable on return. False (and no change) if the key exists."""
+    def create(
+        self, key: str, data: bytes | Iterable[bytes | memoryview], *, durable: bool = True
+    ) -> bool:
+        """Create if absent, durable on return. False (and no change) if the key exists.
+
+        With ``durable=False`` the object may be damaged after the *machine* (not the process)
+        crashes: only for what carries checksums and can be made again from durable objects.
+        """
 
     def compare_and_swap(self, key: str, data: bytes, expected: Token | None) -> Token | None:
         """Replace the object whose token is ``expected`` (None: absent). None if it differs."""

@@ -3,6 +3,10 @@
 Publishing may die between any two writes and be repeated: parts are named by their content, the
 manifest is created once, and LATEST only grows. Readers start from LATEST or a manifest, so what is
 half-published is invisible.
+
+Parts are not forced to the local disk: 538 MB took 1.4 to 2.7 s of an update of 5 s. After a crash
+of the machine the newest versions may therefore be damaged. Readers see that by checksum, and the
+trainer, whose checkpoint, ledger and shards are durable, makes LATEST again when it restarts.
 """
 
 from __future__ import annotations
@@ -72,6 +76,8 @@ class StoredWeights:
         tensors = tensor_file.measure(arrays)
         digest = tensor_file.weights_digest(tensor.identity for tensor in tensors)
         committed = self._committed(version)
+        if committed is not None and committed.digest == digest:
+            self._write_parts(version, tensors)  # remakes a part that a machine crash damaged
         if committed is None:
             newest = read_latest(self._store)
             if newest is not None and newest.version >= version:
@@ -186,7 +192,7 @@ class StoredWeights:
                 key=run_layout.weights_part(version, name),
                 size_bytes=len(header) + sum(entry.size_bytes for entry in placed),
             )
-            if not self._store.create(part.key, tensor_file.contents(header, group)):
+            if not self._store.create(part.key, tensor_file.contents(header, group), durable=False):
                 self._repair(part, placed, tensor_file.contents(header, group))
             parts.append(part)
             entries += placed
@@ -199,7 +205,7 @@ class StoredWeights:
         data = np.frombuffer(self._store.view(part.key), np.uint8)
         if len(data) != part.size_bytes or any(tensor_file.problem(e, data) for e in entries):
             self._store.delete(part.key)
-            self._store.create(part.key, contents)
+            self._store.create(part.key, contents, durable=False)
 
     def _open_parts(self, manifest: WeightManifest, indices: set[int]) -> dict[int, np.ndarray]:
         parts = {}

@@ -84,13 +84,13 @@ class PublishWeights:
         info.seconds["publish"] = time.perf_counter() - started
 
     def ensure(self, version: int, state: TrainState) -> None:
-        """Publish ``version`` unless LATEST is there already.
+        """Publish ``version`` unless LATEST is there already; make sure that LATEST is whole.
 
         Raises:
             Fenced: another trainer owns the run.
         """
         if version <= self.latest:
-            return
+            return self.compare(version, state)
         self._incarnation.check()
         arrays = self._named(state)
         before = self._committed(version)
@@ -110,8 +110,13 @@ class PublishWeights:
     def compare(self, version: int, state: TrainState) -> None:
         """Note whether the published ``version`` (if it is still there) has these weights."""
         published = self._committed(version)
-        if published is not None:
-            self.diverged = published.digest != _digest(self._named(state))
+        if published is None:
+            return
+        arrays = self._named(state)
+        self.diverged = published.digest != _digest(arrays)
+        if version == self.latest and not self.diverged:
+            # Parts are not forced to disk: a machine crash may have left LATEST damaged.
+            self._weights.publish(version, arrays)
 
     def _named(self, state: TrainState) -> dict[str, np.ndarray]:
         arrays = to_named(state.params)

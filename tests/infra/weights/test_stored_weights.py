@@ -191,7 +191,7 @@ class DyingStore(MemoryStore):
         self.writes_left -= 1
         return write(*arguments)
 
-    def create(self, key, data):
+    def create(self, key, data, *, durable=True):
         return self._step(super().create, key, data)
 
     def compare_and_swap(self, key, data, expected):
@@ -382,3 +382,20 @@ def test_golden_manifest():
     golden = GOLDEN.read_bytes().rstrip(b"\n")
     assert to_json(manifest) == golden
     assert from_json(WeightManifest, golden) == manifest
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_publishing_again_remakes_a_part_that_a_machine_crash_damaged(tmp_path, damage):
+    weights = StoredWeights(LocalStore(tmp_path), "run")
+    manifest = weights.publish(0, make_arrays())
+    part = tmp_path / manifest.parts[0].key
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.unlink()
+    if damage != "remove":
+        part.write_bytes(data if damage == "flip" else data[:-1])
+
+    with pytest.raises(DamagedObject):
+        StoredWeights(LocalStore(tmp_path), "run").fetch(0)
+    assert StoredWeights(LocalStore(tmp_path), "run").publish(0, make_arrays()) == manifest
+    assert_same(StoredWeights(LocalStore(tmp_path), "run").fetch(0), make_arrays())
