@@ -19,7 +19,7 @@ from pipelines.launcher.closing_words import MEANING, rate
 from pipelines.launcher.live_table import duration
 from pipelines.launcher.progress import StepFacts
 from pipelines.launcher.report_charts import COLOURS, Series, line_chart, number, stacked_bars
-from pipelines.launcher.sample_rollouts import SampleRollout
+from pipelines.launcher.sample_rollouts import SampleRollout, readable
 
 SECONDS = "_secs"
 AUDIT_WORDS = {
@@ -200,5 +200,5 @@ def _phases(rows: Mapping[int, Mapping[str, float]]) -> Chart:
 def _template() -> jinja2.Template:
     source = Path(__file__).with_name("report_template.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["number"] = number
+    environment.filters |= {"number": number, "readable": readable}
     return environment.from_string(source)

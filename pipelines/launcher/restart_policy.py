@@ -46,6 +46,7 @@ def judge_exit(
     *,
     exit_code: int,
     ends_by_itself: bool,
+    repeatable: bool = True,
     restarts: Sequence[float],
     now: float,
 ) -> Verdict:
@@ -55,13 +56,14 @@ def judge_exit(
         policy: the bounds.
         exit_code: as ``subprocess`` reports it; negative is the signal that killed it.
         ends_by_itself: whether exit code 0 means that the role's work is done.
+        repeatable: False for work that would fail the same way again.
         restarts: times of this role's earlier restarts, seconds on the clock of ``now``.
         now: seconds.
     """
     if exit_code == 0 and ends_by_itself:
         return Verdict(action=Action.FINISHED)
     how = describe_exit(exit_code)
-    if exit_code in (Fenced.exit_code, ConfigError.exit_code):
+    if exit_code in (Fenced.exit_code, ConfigError.exit_code) or (exit_code > 0 and not repeatable):
         return Verdict(action=Action.GIVE_UP, why=how)
     recent = sum(now - t < policy.window_secs for t in restarts)
     if recent >= policy.max_restarts:

@@ -16,8 +16,9 @@ class RoleCommands:
     headrace: tuple[str, ...] = HEADRACE
     """The words before the command's name."""
 
-    def check(self, config: str) -> tuple[str, ...]:
-        return (*self.headrace, "train", config, "--check", "--prepare", "--json")
+    def check(self, config: str, prepare: bool) -> tuple[str, ...]:
+        words = ("train", config, "--check", "--json")
+        return (*self.headrace, *words, *(("--prepare",) if prepare else ()))
 
     def warm_start(self, run: str, out: str) -> tuple[str, ...]:
         return (*self.headrace, "sft", run, "--out", out)
@@ -38,6 +39,3 @@ class RoleCommands:
     def evaluate(self, run: str, endpoint: str, version: int) -> tuple[str, ...]:
         words = ("evaluate", run, "--endpoint", endpoint, "--version", str(version), "--json")
         return (*self.headrace, *words)
-
-    def export(self, run: str, version: int, out: str) -> tuple[str, ...]:
-        return (*self.headrace, "weights", "export", run, str(version), out)

@@ -25,6 +25,8 @@ class RoleSpec:
     """Added to the launcher's environment."""
     ends_by_itself: bool = True
     """False: exit code 0 is a death like any other unless the launcher asked for it."""
+    repeatable: bool = True
+    """False: a failure is final (only a death by signal is answered with a restart)."""
     output: Path | None = None
     """Where standard output goes; the log when None."""
 

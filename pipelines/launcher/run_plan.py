@@ -89,7 +89,7 @@ def plan_run(
     shared = parse_shared(tree, config)
     options = parse_options(tree, config)
     prompts = load_prompt_set(shared.prompts)
-    trainer = check_trainer(tree, config, commands)
+    trainer = check_trainer(tree, config, commands, prepare=True)
     own = {name: trainer["sections"][name] for name in TRAINER_SECTIONS}
     resolved = {name: asdict(getattr(shared, name)) for name in SHARED_SECTIONS}
     resolved |= asdict(options) | own
@@ -115,8 +115,10 @@ def plan_run(
     )
 
 
-def check_trainer(tree: Mapping[str, Any], config: str, commands: RoleCommands) -> Tree:
-    """Let the trainer judge its sections and fetch its model, in a child (it may load JAX).
+def check_trainer(
+    tree: Mapping[str, Any], config: str, commands: RoleCommands, *, prepare: bool
+) -> Tree:
+    """Let the trainer judge its sections, in a child; with ``prepare`` it fetches its model.
 
     Raises:
         ConfigError: what the trainer said, with the user's own file name.
@@ -125,7 +127,7 @@ def check_trainer(tree: Mapping[str, Any], config: str, commands: RoleCommands) 
         copy = Path(folder) / "resolved.toml"
         copy.write_text(to_toml(tree), encoding="utf-8")
         done = subprocess.run(
-            guarded(commands.check(str(copy))), capture_output=True, text=True, check=False
+            guarded(commands.check(str(copy), prepare)), capture_output=True, text=True, check=False
         )
         said = done.stderr.strip().replace(str(copy), config)
     if done.returncode != 0:

@@ -86,5 +86,14 @@ def printable(text: str, width: int = 0) -> str:
     >>> printable("2+2=\\x1b[31m4\\n")
     '2+2=\\\\x1b[31m4\\\\n'
     """
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    shown = "".join(map(_visible, text))
     return shown if not width or len(shown) <= width else shown[: width - 1] + "…"
+
+
+def readable(text: str) -> str:
+    """Return text as it is laid out, with whatever else cannot be seen shown as an escape."""
+    return "".join(c if c in "\n\t" else _visible(c) for c in text)
+
+
+def _visible(c: str) -> str:
+    return c if c.isprintable() else c.encode("unicode_escape").decode()

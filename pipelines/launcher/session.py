@@ -134,7 +134,8 @@ class Session:
             return
         out = self._folder / run_layout.INIT_MODEL
         self._view.say(f"warm start: supervised steps into {out}")
-        self._finish("warm-start", self._commands.warm_start(self._run, str(out)))
+        argv = self._commands.warm_start(self._run, str(out))
+        self._finish(RoleSpec(name="warm-start", argv=argv, repeatable=False))
         self._store.create(run_layout.INIT_DONE, json.dumps({"by": "warm start"}).encode())
 
     def _start_serving(self) -> None:
@@ -142,9 +143,9 @@ class Session:
         endpoint = self._plan.shared.endpoint
         port = claim_port(endpoint.host, endpoint.port)
         self._endpoint = f"http://{endpoint.host}:{port}"
-        self._start("trainer", self._commands.trainer(self._run))
+        self._start(RoleSpec(name="trainer", argv=self._commands.trainer(self._run)))
         worker = self._commands.worker(self._run, port)
-        self._start("worker", worker, ends_by_itself=False)
+        self._start(RoleSpec(name="worker", argv=worker, ends_by_itself=False))
         self._until(lambda: self._has(run_layout.WEIGHTS_LATEST))
         self._until(lambda: served_version(self._endpoint) is not None)
         self._poll()
@@ -152,14 +153,12 @@ class Session:
     def _start_rollouts(self) -> None:
         """Start the controller and, with its broker's address, the pipeline processes."""
         broker = free_port("127.0.0.1")
-        self._start("controller", self._commands.controller(self._run, broker))
-        for k in range(self._plan.processes):
-            self._start(
-                f"rollouts-{k}",
-                self._commands.pipeline(self._run, self._endpoint, k),
-                env={"PUBSUB_EMULATOR_HOST": f"127.0.0.1:{broker}"},
-                ends_by_itself=False,
-            )
+        argv = self._commands.controller(self._run, broker)
+        self._start(RoleSpec(name="controller", argv=argv))
+        env = {"PUBSUB_EMULATOR_HOST": f"127.0.0.1:{broker}"}
+        for k, name in enumerate(self._pipelines()):
+            argv = self._commands.pipeline(self._run, self._endpoint, k)
+            self._start(RoleSpec(name=name, argv=argv, env=env, ends_by_itself=False))
 
     def _follow(self) -> str:
         """Watch until controller and trainer have ended well; return why the run ended."""
@@ -198,37 +197,22 @@ class Session:
         self._view.say(f"evaluating version {version} on {self._plan.held_out_prompts} prompts")
         output = self._folder / run_layout.log("evaluate").replace(".log", ".json")
         argv = self._commands.evaluate(self._run, self._endpoint, version)
-        self._finish("evaluate", argv, output=output)
+        self._finish(RoleSpec(name="evaluate", argv=argv, output=output))
         found = read_evaluation(output.read_text(encoding="utf-8"))
         low, high = found.interval
         rate = f"{found.pass_rate:.1%} (95 % interval {low:.1%} to {high:.1%})"
         self._view.say(f"version {version}: held-out pass rate {rate}")
         return found
 
-    def _finish(self, name: str, argv: tuple[str, ...], output: Path | None = None) -> None:
+    def _finish(self, job: RoleSpec) -> None:
         """Run a one-off job under supervision until it has ended well."""
-        self._start(name, argv, output=output)
-        self._until(lambda: self._ended(name))
+        self._start(job)
+        self._until(lambda: self._ended(job.name))
 
-    def _start(
-        self,
-        name: str,
-        argv: tuple[str, ...],
-        *,
-        env: dict[str, str] | None = None,
-        ends_by_itself: bool = True,
-        output: Path | None = None,
-    ) -> None:
+    def _start(self, spec: RoleSpec) -> None:
         self._progress_at = self._clock.now()
-        self.supervisor.start(
-            RoleSpec(
-                name=name,
-                argv=argv,
-                env={FOLDER_VARIABLE: str(self._hints), **(env or {})},
-                ends_by_itself=ends_by_itself,
-                output=output,
-            )
-        )
+        env = {FOLDER_VARIABLE: str(self._hints), **spec.env}
+        self.supervisor.start(replace(spec, env=env))
 
     def _until(self, done: Callable[[], bool]) -> None:
         while not done():

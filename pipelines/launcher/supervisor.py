@@ -71,6 +71,7 @@ class Supervisor:
             self._policy,
             exit_code=code,
             ends_by_itself=spec.ends_by_itself,
+            repeatable=spec.repeatable,
             restarts=self._restarts.get(spec.name, ()),
             now=now,
         )
@@ -128,7 +129,7 @@ class Supervisor:
             for process in leaving.values():
                 if grace_secs > 0:
                     process.ask_to_stop()
-            while any(process.exit_code() is None for process in leaving.values()):
+            while None in [process.exit_code() for process in leaving.values()]:
                 left = deadline - self._clock.now()
                 if left <= 0 or hurry():
                     return

@@ -42,3 +42,14 @@ def test_judge_exit(code, ends_by_itself, restarts, action, delay):
 def test_the_end_is_described(code, words):
     verdict = judge_exit(POLICY, exit_code=code, ends_by_itself=False, restarts=(), now=0.0)
     assert verdict.why == words
+
+
+@pytest.mark.parametrize(
+    ("code", "action"),
+    [(1, Action.GIVE_UP), (-9, Action.RESTART), (76, Action.GIVE_UP), (0, Action.FINISHED)],
+)
+def test_work_that_is_not_repeatable(code, action):
+    verdict = judge_exit(
+        POLICY, exit_code=code, ends_by_itself=True, repeatable=False, restarts=(), now=0.0
+    )
+    assert verdict.action is action
