@@ -9,6 +9,11 @@ from infra.contracts.json_codec import from_json, to_json
 from infra.contracts.records import GroupTask
 
 
+def encode_tasks(tasks: tuple[GroupTask, ...]) -> bytes:
+    """Encode one message. Raises ``SchemaMismatch`` if a field holds what it must not."""
+    return b'{"tasks":[' + b",".join(to_json(task) for task in tasks) + b"]}"
+
+
 def decode_tasks(message: bytes) -> tuple[GroupTask, ...]:
     """Return the tasks of one message. Raises ``SchemaMismatch`` if it is anything else."""
     try:

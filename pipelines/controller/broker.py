@@ -16,8 +16,7 @@ from google.pubsub_v1 import types
 
 from infra.clock import Clock
 from infra.contracts.errors import ConfigError
-from infra.contracts.json_codec import to_json
-from infra.contracts.records import GroupTask
+from infra.contracts.task_message import encode_tasks
 from pipelines.controller.message_queue import MessageQueue
 
 SUBSCRIPTION_PREFIX = "projects/headrace-local/subscriptions/prompts-"
@@ -35,11 +34,6 @@ PubsubMessage = types.PubsubMessage.pb()
 def subscription(process: int) -> str:
     """Name the subscription of pipeline process ``process`` (0, 1, ...)."""
     return f"{SUBSCRIPTION_PREFIX}{process}"
-
-
-def encode_tasks(tasks: tuple[GroupTask, ...]) -> bytes:
-    """Encode one message."""
-    return b'{"tasks":[' + b",".join(to_json(task) for task in tasks) + b"]}"
 
 
 class Broker:
