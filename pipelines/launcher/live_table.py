@@ -5,6 +5,7 @@ Both are pure functions of a ``RunSnapshot``; a ``View`` only puts them on a str
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any, Protocol, TextIO
 
@@ -77,7 +78,7 @@ class TableView:
 def progress_line(snapshot: RunSnapshot, updates: int) -> str:
     """Return one version's line, e.g. ``version 3/40  reward 0.412  pass 41 %  lag 0 ...``."""
     facts = " ".join(f"{name} {value} " for name, value in headline(snapshot, updates))
-    waits = who_waits(snapshot)
+    waits = who_waits(snapshot, brief=True)
     return f"{facts}| {waits}" if waits else facts.rstrip()
 
 
@@ -102,14 +103,19 @@ def eta_secs(snapshot: RunSnapshot, updates: int) -> float | None:
     return max(updates - snapshot.version, 0) * snapshot.secs_per_step
 
 
-def who_waits(snapshot: RunSnapshot) -> str:
-    """Return one line that says who waits for whom, e.g. ``trainer waits for rollouts``."""
-    waiting = [
-        f"{role} waits for {beat['waiting_for']}"
+def who_waits(snapshot: RunSnapshot, *, brief: bool = False) -> str:
+    """Return one line that says who waits for whom and why; ``brief``: without the why.
+
+    Example: ``trainer waits for 32 trainable groups: 28 are waiting, 35 in flight``.
+    """
+    waiting = {
+        role: str(beat["waiting_for"])
         for role, beat in sorted(snapshot.heartbeats.items())
         if beat.get("waiting_for")
-    ]
-    return "; ".join(waiting)
+    }
+    if brief:
+        waiting = {role: re.split(r"[:;]", text)[0] for role, text in waiting.items()}
+    return "; ".join(f"{role} waits for {text}" for role, text in waiting.items())
 
 
 def who_does_what(snapshot: RunSnapshot) -> str:

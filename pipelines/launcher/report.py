@@ -22,6 +22,8 @@ from pipelines.launcher.report_charts import COLOURS, Series, line_chart, number
 from pipelines.launcher.sample_rollouts import SampleRollout, readable
 
 SECONDS = "_secs"
+PHASES = ("wait", "read", "ledger", "pack", "step", "checkpoint", "publish", "retire")
+"""Of a trainer step, in order; others follow."""
 AUDIT_WORDS = {
     "admitted": "prompts taken into the run",
     "trained": "consumed by a step",
@@ -172,7 +174,7 @@ def _gap(means: Sequence[tuple[float, float]], largest: Sequence[tuple[float, fl
     series = [Series(name="mean", points=means), Series(name="largest", points=largest)]
     return Chart(
         title="Log-prob gap",
-        note="|engine - trainer| per token",
+        note="behaviour against trained policy, per token; grows with lag",
         now=number(means[-1][1]) if means else "",
         svg=line_chart([s for s in series if s.points], include=(0.0,)),
         legend=(("mean", 0), ("largest", 1)),
@@ -181,7 +183,9 @@ def _gap(means: Sequence[tuple[float, float]], largest: Sequence[tuple[float, fl
 
 def _phases(rows: Mapping[int, Mapping[str, float]]) -> Chart:
     """Seconds of each phase of a trainer step: waiting shows who waited for whom."""
-    names = list(dict.fromkeys(n for row in rows.values() for n in row if n.endswith(SECONDS)))
+    found = {n: None for row in rows.values() for n in row if n.endswith(SECONDS)}
+    known = [phase + SECONDS for phase in PHASES if phase + SECONDS in found]
+    names = list(dict.fromkeys([*known, *found]))
     steps = [step for step, row in rows.items() if any(name in row for name in names)]
     parts = {
         name.removesuffix(SECONDS): [max(rows[step].get(name, 0.0), 0.0) for step in steps]

@@ -1,6 +1,6 @@
 """Charts as inline SVG: pure functions from numbers to text, no script, no network.
 
-Colours come from the page's CSS (``.s0`` to ``.s5``), so light and dark need no second drawing.
+Colours come from the page's CSS (``.s0`` to ``.s7``), so light and dark need no second drawing.
 Every text is escaped. A point says its value when the mouse rests on it (``<title>``).
 """
 
@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 WIDTH, HEIGHT = 460, 200
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 24
 MOST_POINTS = 240
-COLOURS = 6
+COLOURS = 8
 
 Point = tuple[float, float]
 
