@@ -5,10 +5,11 @@
                                                              +---------------+
 
 Prompts that wait together are packed into one row (segments keep them apart), so there is one
-compiled prefill per power of two of tokens, not per batch size and length, and little padding. The
-last prompt token is not prefilled: the first ``generate`` runs it in every slot, and draws n
-different first tokens from one prefix. Parameters are an argument of every call, so a swap is
-another pytree of the same shapes and never compiles again.
+compiled prefill per power of two of tokens, not per batch size and length, and little padding; what
+all of them begin with (few-shot examples, a system turn) is computed once. The last prompt token is
+not prefilled: the first ``generate`` runs it in every slot, and draws n different first tokens from
+one prefix. Parameters are an argument of every call, so a swap is another pytree of the same shapes
+and never compiles again.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ class Prefix(NamedTuple):
     """One prompt within a packed row."""
 
     packed: Cache
-    start: int
-    """Its first token in the row."""
+    shared: int
+    """Its first tokens that all prompts of the row begin with: the row's first."""
+    own: int
+    """Its token i beyond those is the row's token ``own + i``."""
     last_token: int
     length: int
     """Prompt tokens, the last one included."""
@@ -58,7 +61,8 @@ class Inserts(NamedTuple):
     """What one insertion call writes, arrays [slots]; only the first ``count`` entries count."""
 
     slot: jax.Array
-    start: jax.Array
+    shared: jax.Array
+    own: jax.Array
     token: jax.Array
     position: jax.Array
     sampler: Sampler
@@ -99,8 +103,8 @@ class DecoderEngine:
         state = self.init_decode_state()
         width = SMALLEST_ROW
         while width < 2 * self._settings.prefill_tokens:
-            packed = self._prefill(self._params, np.zeros((3, width), np.int32))
-            prefix = Prefix(packed, start=0, last_token=0, length=1)
+            packed = self._prefill(self._params, np.zeros((4, width), np.int32))
+            prefix = Prefix(packed, shared=0, own=0, last_token=0, length=1)
             state = self.insert(prefix, state, 0, SlotSampling(seed=0))
             width *= 2
         state, result = self.generate(state)
@@ -137,11 +141,11 @@ class DecoderEngine:
                 )
         prefixes: list[Prefix] = []
         for pack in _packs(prompts, self._settings.prefill_tokens):
-            row, starts = _row(pack)
+            row, shared, owns = _row(pack)
             packed = self._prefill(self._params, row)
             prefixes += [
-                Prefix(packed, start, int(prompt[-1]), len(prompt))
-                for prompt, start in zip(pack, starts, strict=True)
+                Prefix(packed, shared, own, int(prompt[-1]), len(prompt))
+                for prompt, own in zip(pack, owns, strict=True)
             ]
         return prefixes
 
@@ -175,31 +179,48 @@ class DecoderEngine:
 
 
 def _packs(prompts: Sequence[np.ndarray], budget: int) -> list[list[np.ndarray]]:
-    """Cut the prompts, in order, into runs of at most ``budget`` tokens (a longer one alone)."""
+    """Cut the prompts, in order, into runs of at most ``budget`` tokens; a longer one goes alone.
+
+    A run's cost counts what all its prompts begin with once.
+    """
     packs: list[list[np.ndarray]] = []
-    used = 0
+    total = shared = 0
     for prompt in prompts:
-        if not packs or used + len(prompt) - 1 > budget:
+        total += len(prompt) - 1
+        shared = min(shared, _common(packs[-1][0], prompt)) if packs else 0
+        if not packs or total - shared * len(packs[-1]) > budget:
             packs.append([])
-            used = 0
+            total = shared = len(prompt) - 1
         packs[-1].append(prompt)
-        used += len(prompt) - 1
     return packs
 
 
-def _row(pack: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
-    """Pack prompts, without their last tokens, into int32[3, T]: tokens, positions, segments."""
-    lengths = [len(prompt) - 1 for prompt in pack]
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    width = (
-        max(SMALLEST_ROW, 1 << (int(starts[-1]) - 1).bit_length()) if starts[-1] else SMALLEST_ROW
-    )
-    row = np.zeros((3, width), np.int32)
-    for i, (prompt, start, length) in enumerate(zip(pack, starts, lengths, strict=False)):
-        row[0, start : start + length] = prompt[:-1]
-        row[1, start : start + length] = np.arange(length)
-        row[2, start : start + length] = i + 1
-    return row, [int(start) for start in starts[:-1]]
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """How many tokens two prompts both begin with, their last tokens left out."""
+    length = min(len(a), len(b)) - 1
+    differ = a[:length] != b[:length]
+    return int(differ.argmax()) if differ.any() else length
+
+
+def _row(pack: Sequence[np.ndarray]) -> tuple[np.ndarray, int, list[int]]:
+    """Pack prompts, without their last tokens: first what they share, then each one's own rest.
+
+    Returns:
+        int32[4, T] (tokens, positions, segments, prefixes); the shared length; and for each prompt
+        where it would have to begin for its own tokens to lie in place.
+    """
+    shared = min((_common(pack[0], prompt) for prompt in pack[1:]), default=0)
+    used = shared + sum(len(prompt) - 1 - shared for prompt in pack)
+    row = np.zeros((4, max(SMALLEST_ROW, 1 << max(used - 1, 0).bit_length())), np.int32)
+    owns, at = [], shared
+    row[:3, :shared] = pack[0][:shared], np.arange(shared), np.ones(shared)
+    for i, prompt in enumerate(pack):
+        own = prompt[shared:-1]
+        columns = row[:, at : at + len(own)]
+        columns[:] = own, shared + np.arange(len(own)), np.full(len(own), i + 2), np.ones(len(own))
+        owns.append(at - shared)
+        at += len(own)
+    return row, shared, owns
 
 
 def _prefill(config: ModelConfig, params: Params, row: jax.Array) -> Cache:
@@ -217,7 +238,8 @@ def _inserts(entries: Sequence[tuple[Prefix, int, SlotSampling]], slots: int) ->
     prefixes, targets, samplings = zip(*entries, strict=True)
     return Inserts(
         slot=column(targets, np.int32, fill=slots),  # out of range: JAX drops such writes
-        start=column([p.start for p in prefixes], np.int32),
+        shared=column([p.shared for p in prefixes], np.int32),
+        own=column([p.own for p in prefixes], np.int32),
         token=column([p.last_token for p in prefixes], np.int32),
         position=column([p.length - 1 for p in prefixes], np.int32),
         sampler=Sampler(
@@ -230,9 +252,10 @@ def _inserts(entries: Sequence[tuple[Prefix, int, SlotSampling]], slots: int) ->
 
 
 def _insert(state: DecodeState, packed: Cache, count: jax.Array, new: Inserts) -> DecodeState:
-    cache = jax.lax.fori_loop(
-        0, count, lambda i, c: copy_prefix(c, packed, new.start[i], new.slot[i]), state.cache
-    )
+    def copy(i: jax.Array, cache: Cache) -> Cache:
+        return copy_prefix(cache, packed, new.shared[i], new.own[i], new.slot[i])
+
+    cache = jax.lax.fori_loop(0, count, copy, state.cache)
 
     def put(column: jax.Array, values: jax.Array) -> jax.Array:
         return column.at[new.slot].set(values, mode="drop")

@@ -48,18 +48,18 @@ def prefill_packed(
     tokens: jax.Array,
     positions: jax.Array,
     segments: jax.Array,
+    prefixes: jax.Array,
 ) -> Cache:
     """Compute keys and values of several prompts packed into one row.
 
     Args:
-        tokens, positions, segments: int32[T]; segment 0 is padding.
+        tokens, positions, segments, prefixes: int32[T], as in ``hidden_states``.
 
     Returns:
         Keys float32[KVH, Dh, 2T] and values float32[KVH, 2T, Dh] per layer; the second half is
         empty, so that a window as long as the row may start at any token.
     """
-    row = segments[None]
-    mask = attention_mask(row, jnp.zeros_like(row))
+    mask = attention_mask(segments[None], prefixes[None])
     rope = rope_tables(config, positions[None])
     room = (0, tokens.shape[0])
     keys: list[jax.Array] = []
@@ -76,17 +76,23 @@ def prefill_packed(
     return Cache(tuple(keys), tuple(values))
 
 
-def copy_prefix(cache: Cache, packed: Cache, start: jax.Array, slot: jax.Array) -> Cache:
-    """Copy the window of ``packed`` that begins at token ``start`` to the head of ``slot``.
+def copy_prefix(
+    cache: Cache, packed: Cache, shared: jax.Array, own: jax.Array, slot: jax.Array
+) -> Cache:
+    """Copy one prompt from a packed row to the head of ``slot``.
 
-    What follows the prompt inside the window is another prompt's; no query ever looks there before
-    it is overwritten, because slots attend only up to their own position.
+    The prompt's first ``shared`` tokens are the row's first; its token i beyond them is the row's
+    token ``own + i``. What follows the prompt in the copied window is another prompt's; no query
+    ever looks there before it is overwritten, because slots attend only up to their own position.
     """
-
     width = min(cache.keys[0].shape[3], packed.keys[0].shape[2] // 2)
+    in_shared = jnp.arange(width) < shared
 
     def one(target: jax.Array, source: jax.Array, axis: int) -> jax.Array:
-        window = jax.lax.dynamic_slice_in_dim(source, start, width, axis)
+        head = jax.lax.slice_in_dim(source, 0, width, axis=axis)
+        rest = jax.lax.dynamic_slice_in_dim(source, own, width, axis)
+        mask = in_shared if axis == 2 else in_shared[:, None]
+        window = jnp.where(mask, head, rest)
         return jax.lax.dynamic_update_slice(target, window[None], (slot, 0, 0, 0))
 
     return Cache(

@@ -163,17 +163,30 @@ def test_prompts_that_do_not_fit_are_refused(engine, length):
 
 
 def test_packs_keep_order_and_budget():
-    prompts = [np.arange(n) for n in (5, 5, 9, 40, 2, 2)]
+    prompts = [np.arange(n) + 10 * i for i, n in enumerate((5, 5, 9, 40, 2, 2))]
     packs = _packs(prompts, 12)
     assert [[len(p) for p in pack] for pack in packs] == [[5, 5], [9], [40], [2, 2]]
-    row, starts = _row(packs[0])
-    assert row.shape == (3, 32) and starts == [0, 4]
-    assert row[:, :9].tolist() == [
-        [0, 1, 2, 3, 0, 1, 2, 3, 0],
-        [0, 1, 2, 3, 0, 1, 2, 3, 0],
-        [1, 1, 1, 1, 2, 2, 2, 2, 0],
+
+
+def test_what_all_prompts_begin_with_lies_in_the_row_once():
+    row, shared, owns = _row([np.array(p) for p in ([1, 2, 3, 4, 9], [1, 2, 5, 9], [1, 2, 9])])
+    assert (row.shape, shared, owns) == ((4, 32), 2, [0, 2, 3])
+    assert row[:, :6].tolist() == [
+        [1, 2, 3, 4, 5, 0],
+        [0, 1, 2, 3, 2, 0],
+        [1, 1, 2, 2, 3, 0],
+        [0, 0, 1, 1, 1, 0],
     ]
-    assert _row([np.array([7])])[0].sum() == 0
+    row, shared, owns = _row([np.array([7])])
+    assert (row.sum(), shared, owns) == (0, 0, [0])
+
+
+def test_a_shared_beginning_changes_no_log_prob(engine, params):
+    prompts = [np.array([4, 8, 15, 16, 2, *rest], np.int32) for rest in ([3], [4, 2], [9, 9, 9])]
+    jobs = [(p, i, SlotSampling(seed=i)) for i, p in enumerate(prompts)]
+    for slot, (ids, _, raw) in run(engine, jobs).items():
+        expected, _ = teacher_forced(params, prompts[slot], ids)
+        np.testing.assert_allclose(raw, expected, atol=1e-4)
 
 
 def test_bfloat16_keeps_head_and_cache_in_float32(params):
