@@ -8,6 +8,7 @@ End: publish the last version, save it, wait until it is durable.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,10 @@ class TrainingRun:
             every=self.config.shared.admission.publish_every,
             announce=announce,
             diverged=progress.diverged,
+            origin={
+                "hf": json.loads((folder / "config.json").read_text(encoding="utf-8")),
+                "folder": str(folder.absolute()),
+            },
         )
 
     def _inputs(

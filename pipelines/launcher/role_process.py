@@ -27,6 +27,8 @@ class RoleSpec:
     """False: exit code 0 is a death like any other unless the launcher asked for it."""
     repeatable: bool = True
     """False: a failure is final (only a death by signal is answered with a restart)."""
+    grace_secs: float = 90.0
+    """How long it may take to save when asked to stop; then it is killed."""
     output: Path | None = None
     """Where standard output goes; the log when None."""
 

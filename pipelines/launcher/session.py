@@ -37,8 +37,9 @@ from pipelines.launcher.supervisor import Supervisor
 POLL_SECS = 1.0
 START_POLL_SECS = 0.1
 """While the start of one role waits for another to be ready."""
-GRACE_SECS = 90.0
-"""A trainer finishes its step and saves within this, or is killed (and replays when resumed)."""
+PIPELINE_GRACE_SECS = 3.0
+"""A pipeline has nothing to save: what it had in flight comes again under the same ids. Asked to
+stop while its broker is gone, it would go on asking for a minute."""
 
 
 class Interrupted(Exception):
@@ -158,7 +159,15 @@ class Session:
         env = {"PUBSUB_EMULATOR_HOST": f"127.0.0.1:{broker}"}
         for k, name in enumerate(self._pipelines()):
             argv = self._commands.pipeline(self._run, self._endpoint, k)
-            self._start(RoleSpec(name=name, argv=argv, env=env, ends_by_itself=False))
+            self._start(
+                RoleSpec(
+                    name=name,
+                    argv=argv,
+                    env=env,
+                    ends_by_itself=False,
+                    grace_secs=PIPELINE_GRACE_SECS,
+                )
+            )
 
     def _follow(self) -> str:
         """Watch until controller and trainer have ended well; return why the run ended."""
@@ -180,7 +189,6 @@ class Session:
         stops = self._waker.stops
         self._view.close()
         self.supervisor.stop(
-            grace_secs=GRACE_SECS,
             wait=self._waker.wait,
             hurry=lambda: self._waker.stops > stops,
         )
@@ -283,4 +291,4 @@ class Session:
         return [f"rollouts-{k}" for k in range(self._plan.processes)]
 
     def _stop(self, *names: str) -> None:
-        self.supervisor.stop(names, grace_secs=GRACE_SECS, wait=self._waker.wait)
+        self.supervisor.stop(names, wait=self._waker.wait)

@@ -109,7 +109,6 @@ class Supervisor:
         self,
         names: Collection[str] | None = None,
         *,
-        grace_secs: float,
         wait: Callable[[float], None],
         hurry: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -117,23 +116,24 @@ class Supervisor:
 
         Args:
             names: which roles.
-            grace_secs: how long they may take to save; 0 kills at once.
             wait: returns after the seconds given, or earlier when a child ends.
             hurry: checked after each wait; True kills what remains now.
         """
         chosen = [name for name in self._running if names is None or name in names]
         self._due = {n: due for n, due in self._due.items() if names is not None and n not in names}
-        leaving = {name: self._running.pop(name) for name in chosen}
+        leaving = [self._running.pop(name) for name in chosen]
+        asked_at = self._clock.now()
         try:
-            deadline = self._clock.now() + grace_secs
-            for process in leaving.values():
-                if grace_secs > 0:
-                    process.ask_to_stop()
-            while None in [process.exit_code() for process in leaving.values()]:
-                left = deadline - self._clock.now()
-                if left <= 0 or hurry():
-                    return
-                wait(min(left, 1.0))
+            for process in leaving:
+                process.ask_to_stop()
+            while leaving and not hurry():
+                waited = self._clock.now() - asked_at
+                for process in leaving:
+                    if waited >= process.spec.grace_secs:
+                        process.kill()
+                leaving = [process for process in leaving if process.exit_code() is None]
+                if leaving:
+                    wait(min(process.spec.grace_secs for process in leaving) - waited)
         finally:
-            for process in leaving.values():
+            for process in leaving:
                 process.kill()

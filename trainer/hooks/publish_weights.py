@@ -7,7 +7,7 @@ they are dropped before the next step, which would otherwise copy instead of reu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import ml_dtypes
 import numpy as np
@@ -36,6 +36,8 @@ class PublishWeights:
         weights: its weight store.
         incarnation: checked before each publication.
         model: written into manifests.
+        origin: further facts about the model for manifests: ``hf``, its ``config.json``, and
+            ``folder``, where its tokenizer's files are; what an export needs.
         tokenizer_digest: written into manifests.
         dtype: ``float32`` or ``bfloat16``, of the published matrices.
         every: publish versions divisible by it; the last one is published by ``ensure``.
@@ -55,10 +57,11 @@ class PublishWeights:
         every: int,
         announce: Callable[[int], None],
         diverged: bool = False,
+        origin: Mapping[str, object] | None = None,
     ) -> None:
         self._store, self._weights, self._incarnation = store, weights, incarnation
         self._facts = {
-            "model_config": config_facts(model),
+            "model_config": config_facts(model) | dict(origin or {}),
             "tokenizer_digest": tokenizer_digest,
             "incarnation": incarnation.name,
         }

@@ -41,7 +41,7 @@ def supervisor(tmp_path, clock, deaths, waker):
         on_death=lambda spec, verdict: deaths.append((spec.name, verdict.why)),
     )
     yield supervisor
-    supervisor.stop(grace_secs=0.0, wait=waker.wait)
+    supervisor.stop(wait=waker.wait, hurry=lambda: True)
 
 
 def role(code, name="worker", **settings):
@@ -145,16 +145,38 @@ def test_stop_asks_first_and_kills_later(supervisor, waker, tmp_path):
         polls.append(gone(pids["trainer"]))
         return polls[-1]
 
-    supervisor.stop(grace_secs=60.0, wait=waker.wait, hurry=hurry)
+    supervisor.stop(wait=lambda secs: waker.wait(0.05), hurry=hurry)
     assert all(gone(pid) for pid in pids.values())
     assert last_line(tmp_path / "trainer.log") == "saved"
     assert supervisor.pids == {}
 
 
+def test_who_overstays_its_grace_is_killed(supervisor, waker, clock, tmp_path):
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    code = (
+        "import signal; signal.signal(15, signal.SIG_IGN)\n"
+        f"open({str(ready)!r}, 'w').close()\n"
+        "while True: signal.pause()"
+    )
+    supervisor.start(role(code, grace_secs=3.0))
+    assert ready.read_text() == ""
+    (pid,) = supervisor.pids.values()
+    waits = []
+
+    def wait(secs):
+        waits.append(secs)
+        clock.advance(secs)
+
+    supervisor.stop(wait=wait)
+    assert waits == [3.0]
+    assert gone(pid)
+
+
 def test_stop_drops_a_restart_that_is_due(supervisor, waker, deaths):
     supervisor.start(role("raise SystemExit(1)"))
     tend_until(supervisor, waker, lambda: deaths)
-    supervisor.stop(["worker"], grace_secs=0.0, wait=waker.wait)
+    supervisor.stop(["worker"], wait=waker.wait)
     assert supervisor.next_due() is None
 
 
