@@ -129,19 +129,23 @@ class Worker:
         before, at = Totals(), self._clock.now()
         while True:
             try:
-                return mailbox.get(timeout=BEAT_SECS)
+                message, ended = mailbox.get(timeout=BEAT_SECS), True
             except queue.Empty:
-                pass  # nobody wrote: time for a beat
+                message, ended = None, False
             now, totals = self._clock.now(), dataclasses.replace(self._scheduler.totals)
-            health = self.health()
-            waiting = "the first weights" if health["version"] < 0 else ""
-            if not waiting and not health["busy"]:
-                waiting = "newer weights" if health["queued"] else "requests"
-            state = "waiting" if waiting else "decoding"
-            numbers = {key: health[key] for key in ("version", "busy", "queued", "slots")}
-            self._heartbeat.beat(state, waiting, **numbers)
-            self._metrics.emit(rates(before, totals, now - at, self._settings.slots))
+            self._metrics.emit(rates(before, totals, max(now - at, 1e-3), self._settings.slots))
             before, at = totals, now
+            if ended:
+                return message
+            self._beat()
+
+    def _beat(self) -> None:
+        health = self.health()
+        waiting = "the first weights" if health["version"] < 0 else ""
+        if not waiting and not health["busy"]:
+            waiting = "newer weights" if health["queued"] else "requests"
+        numbers = {key: health[key] for key in ("version", "busy", "queued", "slots")}
+        self._heartbeat.beat("waiting" if waiting else "decoding", waiting, **numbers)
 
 
 def _start(name: str, work: Callable[[], None], mailbox: Mailbox) -> threading.Thread:
