@@ -2,10 +2,11 @@
 
 A row holds several sequences that may share prompts (``packing`` lays them out). The language-model
 head runs only where a token is predicted: ``sources`` names the position whose hidden state
-predicts each target. All shapes are static; ``micro_batches`` says how many of the leading axis are
-real, so steps with more or fewer of them share one compilation.
+predicts each target; targets of all rows of a micro-batch stand in one list, which leaves less
+padding than a list per row. All shapes are static; ``micro_batches`` says how many of the leading
+axis are real, so steps with more or fewer of them share one compilation.
 
-Axes: K micro-batches, R rows, L positions of a row, M targets of a row.
+Axes: K micro-batches, R rows, L positions of a row, M targets of a micro-batch.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ class Batch:
     prefixes: Array
     """int32[K,R,L]: the segment that precedes this one in its sequence, or 0."""
     sources: Array
-    """int32[K,R,M]: position in the row whose hidden state predicts the target."""
+    """int32[K,M]: position in the flattened rows (row * L + position) that predicts the target."""
     targets: Array
-    """int32[K,R,M]: the sampled token."""
+    """int32[K,M]: the sampled token."""
     loss_mask: Array
-    """bool[K,R,M]: false for padding, whose other values are never read."""
+    """bool[K,M]: false for padding, whose other values are never read."""
     temperatures: Array
-    """float32[K,R,M], from the record; > 0."""
+    """float32[K,M], from the record; > 0."""
     raw_logprobs: Array
-    """float32[K,R,M]: log mu, temperature only; ratios are taken against this one."""
+    """float32[K,M]: log mu, temperature only; ratios are taken against this one."""
     behaviour_logprobs: Array
-    """float32[K,R,M]: of the truncated distribution; says how much probability truncation kept."""
+    """float32[K,M]: of the truncated distribution; says how much probability truncation kept."""
     old_logprobs: Array
-    """float32[K,R,M]: log pi_old; read only where ``on_policy`` is false."""
+    """float32[K,M]: log pi_old; read only where ``on_policy`` is false."""
     advantages: Array
-    """float32[K,R,M]"""
+    """float32[K,M]"""
     scales: Array
-    """float32[K,R,M]: the aggregation's numerator (see ``credit``)."""
+    """float32[K,M]: the aggregation's numerator (see ``credit``)."""
     sequences: Array
-    """int32[K,R,M]: which of the packed sequences the target belongs to; -1 for padding."""
+    """int32[K,M]: which of the packed sequences the target belongs to; -1 for padding."""
     offsets: Array
-    """int32[K,R,M]: which token of that sequence's response it is."""
+    """int32[K,M]: which token of that sequence's response it is."""
     denominator: Array
     """float32: the aggregation's global denominator."""
     micro_batches: Array

@@ -9,8 +9,8 @@ prompt and itself, and the prompt is computed once instead of n times. What noth
 from (a response's last token) is not computed at all, and responses that are equal up to there
 share one branch. A group that fits no row is cut into several units that repeat the prompt.
 
-The shapes are a pure function of the step's data, and settle on what responses of full length would
-need if that is not much more: SmolLM2 compiles for 20 to 40 s, so a run should do it once.
+The shapes are a pure function of the step's data, in coarse buckets: compiling takes tens of
+seconds, so a run should do it once or twice.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from trainer.row_plan import (
     PackingConfig,
     Unit,
     bucket,
+    choose_length,
     context_size,
     first_fit_decreasing,
-    plan_rows,
+    most_targets,
     settled,
 )
 
@@ -49,25 +50,27 @@ def pack(
         step: the version this step yields.
         on_policy: see ``Batch``.
     """
-    plan = plan_rows(sequences, config)
-    length = plan.length
-    rows = first_fit_decreasing(list(_units(sequences, length)), length, plan.targets)
+    length = choose_length(sequences, config)
+    rows = first_fit_decreasing(list(_units(sequences, length)), length)
     per_micro = max(1, config.micro_batch_tokens // length)
-    most = max((sum(u.targets for u in row) for row in rows), default=1)
-    targets = settled(most, plan.targets, least=16)
     if len(rows) <= per_micro:
-        real, shape = 1, (1, min(settled(len(rows), plan.rows), per_micro))
+        real, shape = 1, (1, min(bucket(len(rows)), per_micro))
     else:
         real = -(-len(rows) // per_micro)
         shape = (bucket(real), per_micro)
+    micros = [rows[i : i + shape[1]] for i in range(0, len(rows), shape[1])]
+    most = max((sum(u.targets for row in micro for u in row) for micro in micros), default=1)
+    targets = settled(most, -(-most_targets(sequences) // shape[0]), least=16)
     batch = _empty(shape, length, targets, denominator, step, real, on_policy)
-    for i, row in enumerate(rows):
-        _fill(batch, divmod(i, shape[1]), row, sequences)
+    for k, micro in enumerate(micros):
+        target = 0
+        for r, row in enumerate(micro):
+            target = _fill(batch, (k, r), row, sequences, target)
     return batch
 
 
 def scatter(batch: Batch, values: np.ndarray, sequences: Sequence[TrainingSequence]) -> list:
-    """Bring per-target values [K,R,M] back to per-token arrays, NaN where nothing is trained."""
+    """Bring per-target values [K,M] back to per-token arrays, NaN where nothing is trained."""
     out = [np.full(s.response_ids.size, np.nan, np.float32) for s in sequences]
     mask = np.asarray(batch.loss_mask)
     owners, offsets = np.asarray(batch.sequences)[mask], np.asarray(batch.offsets)[mask]
@@ -115,7 +118,7 @@ def _empty(
         return np.zeros((*shape, length), np.int32)
 
     def per_target(dtype: type, value: float = 0) -> np.ndarray:
-        return np.full((*shape, targets), value, dtype)
+        return np.full((shape[0], targets), value, dtype)
 
     return Batch(
         tokens=per_token(),
@@ -141,10 +144,18 @@ def _empty(
 
 
 def _fill(
-    batch: Batch, at: tuple[int, int], row: list[Unit], sequences: Sequence[TrainingSequence]
-) -> None:
-    """Write one row: tokens of each unit, and the targets of everyone who branches there."""
-    cursor = segment = target = 0
+    batch: Batch,
+    at: tuple[int, int],
+    row: list[Unit],
+    sequences: Sequence[TrainingSequence],
+    target: int,
+) -> int:
+    """Write one row: tokens of each unit, and the targets of everyone who branches there.
+
+    Returns the first free target; ``target`` is that before this row.
+    """
+    cursor = segment = 0
+    before = at[1] * batch.tokens.shape[2]
     for unit in row:
         segment += 1
         prompt_segment, prompt_size = segment, unit.prompt.size
@@ -155,8 +166,11 @@ def _fill(
             segment += 1
             _write_tokens(batch, at, cursor, branch.context, prompt_size, segment, prompt_segment)
             for owner in branch.sequences:
-                target = _write_targets(batch, at, target, owner, sequences[owner], last, cursor)
+                target = _write_targets(
+                    batch, at[0], target, owner, sequences[owner], before + last, before + cursor
+                )
             cursor += branch.context.size
+    return target
 
 
 def _write_tokens(
@@ -177,7 +191,7 @@ def _write_tokens(
 
 def _write_targets(
     batch: Batch,
-    at: tuple[int, int],
+    micro: int,
     start: int,
     owner: int,
     s: TrainingSequence,
@@ -186,7 +200,7 @@ def _write_targets(
 ) -> int:
     """Token t of a response is predicted by its token t-1, the first by the prompt's last."""
     offsets = np.flatnonzero(s.loss_mask)
-    where = (*at, slice(start, start + offsets.size))
+    where = (micro, slice(start, start + offsets.size))
     batch.sources[where] = np.where(offsets == 0, last, branch + offsets - 1)
     batch.targets[where] = s.response_ids[offsets]
     batch.loss_mask[where] = True

@@ -51,89 +51,77 @@ def context_size(s: TrainingSequence) -> int:
     return int(trainable[-1]) if trainable.size else 0
 
 
-def first_fit_decreasing(units: list[Unit], length: int, targets: int) -> list[list[Unit]]:
-    """Longest first, each into the first row with room for its tokens and its targets."""
+def first_fit_decreasing(units: list[Unit], length: int) -> list[list[Unit]]:
+    """Longest first, each into the first row with room; ties keep their order."""
     rows: list[list[Unit]] = []
-    room: list[tuple[int, int]] = []
+    room: list[int] = []
     for unit in sorted(units, key=lambda u: -u.length):
-        places = (i for i, (a, b) in enumerate(room) if a >= unit.length and b >= unit.targets)
-        fits = next(places, len(rows))
+        fits = next((i for i, free in enumerate(room) if free >= unit.length), len(rows))
         if fits == len(rows):
             rows.append([])
-            room.append((length, targets))
+            room.append(length)
         rows[fits].append(unit)
-        tokens, slots = room[fits]
-        room[fits] = tokens - unit.length, slots - unit.targets
+        room[fits] -= unit.length
     return rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowPlan:
-    """A row's length, and the rows and targets per row that bound a step of this kind."""
+def choose_length(sequences: Sequence[TrainingSequence], config: PackingConfig) -> int:
+    """Return the row length with the least work.
 
-    length: int
-    rows: int
-    targets: int
-
-
-def plan_rows(sequences: Sequence[TrainingSequence], config: PackingConfig) -> RowPlan:
-    """Choose the row length with the least work, judged by bounds that vary little between steps.
-
-    Responses count as their limit (or the next power of two of the longest one, if that is less),
-    not as what was sampled, so that a run settles on one shape.
+    Judged on bucketed row counts, so that two steps of a run seldom differ. A group's equal
+    contexts count once, as they will be packed.
     """
     if not sequences:
-        return RowPlan(length=config.row_tokens or 16, rows=1, targets=1)
-    longest = _power_of_two(max(s.response_ids.size for s in sequences))
-    prompts: dict[bytes, list[int]] = {}
+        return config.row_tokens or 16
+    groups: dict[bytes, dict[bytes, int]] = {}
     for s in sequences:
-        key = np.asarray(s.prompt_ids, np.int32).tobytes()
-        limit = max(context_size(s), min(longest, s.max_new_tokens) - 1)
-        prompts.setdefault(key, [s.prompt_ids.size]).append(limit)
-    groups = list(prompts.values())
-    shortest = _power_of_two(max(size[0] + max(size[1:]) for size in groups))
+        prompt = np.asarray(s.prompt_ids, np.int32).tobytes()
+        size = context_size(s)
+        context = np.asarray(s.response_ids[:size], np.int32).tobytes()
+        groups.setdefault(prompt, {b"prompt": s.prompt_ids.size})[context] = size
+    sizes = [list(group.values()) for group in groups.values()]
+    shortest = power_of_two(max(group[0] + max(group[1:]) for group in sizes))
     if config.row_tokens:
-        candidates = [max(config.row_tokens, shortest)]
-    else:
-        total = _power_of_two(sum(map(sum, groups)))
-        largest = max(shortest, min(total, config.micro_batch_tokens))
-        candidates = [shortest << i for i in range((largest // shortest).bit_length())]
+        return max(config.row_tokens, shortest)
+    total = power_of_two(sum(map(sum, sizes)))
+    largest = max(shortest, min(total, config.micro_batch_tokens))
 
-    def plan(length: int) -> RowPlan:
-        units = [unit for group in groups for unit in _cut(group, length)]
-        rows = first_fit_decreasing(units, length, sum(u.targets for u in units))
-        most = max(sum(u.targets for u in row) for row in rows)
-        return RowPlan(length=length, rows=len(rows), targets=most)
+    def work(length: int) -> float:
+        units = [Unit(prompt=np.empty(size)) for group in sizes for size in _cut(group, length)]
+        rows = bucket(len(first_fit_decreasing(units, length)))
+        return rows * length * (1 + length / config.attention_tokens)
 
-    def work(plan: RowPlan) -> float:
-        return plan.rows * plan.length * (1 + plan.length / config.attention_tokens)
-
-    return min(map(plan, candidates), key=work)
+    return min((shortest << i for i in range((largest // shortest).bit_length())), key=work)
 
 
-def _cut(group: list[int], length: int) -> Iterator[Unit]:
-    """Units of one group, given as prompt size and branch sizes, as they would be in full."""
+def _cut(group: list[int], length: int) -> Iterator[int]:
+    """Unit sizes of one group, given as prompt size and branch sizes."""
     size = prompt = group[0]
-    targets = 0
     for branch in group[1:]:
         if size + branch > length:
-            yield Unit(prompt=np.empty(size), targets=targets)
-            size, targets = prompt, 0
-        size, targets = size + branch, targets + branch + 1
-    yield Unit(prompt=np.empty(size), targets=targets)
+            yield size
+            size = prompt
+        size += branch
+    yield size
+
+
+def most_targets(sequences: Sequence[TrainingSequence]) -> int:
+    """Targets if every response were as long as allowed (or as the longest's power of two)."""
+    longest = power_of_two(max((s.response_ids.size for s in sequences), default=1))
+    return sum(max(s.trainable_tokens, min(longest, s.max_new_tokens)) for s in sequences)
 
 
 def settled(actual: int, bound: int, least: int = 1) -> int:
-    """The bucket of the bound where that costs at most half more than the actual one's."""
+    """The bucket of the bound where that costs at most a third more than the actual one's."""
     small, large = bucket(actual, least), bucket(bound, least)
-    return large if small <= large <= 1.5 * small else small
+    return large if small <= large <= 4 / 3 * small else small
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
 def bucket(n: int, least: int = 1) -> int:
     """The least of 1, 2, 3, 4, 6, 8, 12, 16, ... that holds n."""
-    whole = _power_of_two(max(n, least))
+    whole = power_of_two(max(n, least))
     return whole * 3 // 4 if whole >= 4 and n <= whole * 3 // 4 >= least else whole

@@ -71,7 +71,7 @@ def build_train_step(settings: StepSettings) -> TrainStep:
         tokens = jnp.maximum(jnp.sum(batch.loss_mask), 1).astype(jnp.float32)
         metrics = StepMetrics(
             loss=sums.loss,
-            grad_norm=optax.global_norm(gradients),
+            grad_norm=optax.tree.norm(gradients),
             learning_rate=lr,
             tokens=jnp.sum(batch.loss_mask).astype(jnp.float32),
             clip_share=sums.clipped / tokens,
@@ -93,7 +93,7 @@ def build_train_step(settings: StepSettings) -> TrainStep:
 
 
 def build_token_logprobs(settings: StepSettings) -> Callable[[Params, Batch], jax.Array]:
-    """Return the jitted ``(params, batch) -> float32[K,R,M]`` log-probs of the targets."""
+    """Return the jitted ``(params, batch) -> float32[K,M]`` log-probs of the targets."""
 
     def token_logprobs(params: Params, batch: Batch) -> jax.Array:
         def body(k: jax.Array, out: jax.Array) -> jax.Array:
@@ -144,7 +144,7 @@ def accumulate(
 
 
 def target_logprobs(params: Params, micro: Batch, settings: StepSettings) -> jax.Array:
-    """log pi(target) of every target of one micro-batch, float32[R,M], at the record's temperature.
+    """log pi(target) of every target of one micro-batch, float32[M], at the record's temperature.
 
     The head runs on gathered hidden states only. Beyond ``head_tokens`` of them it goes chunk by
     chunk and recomputes logits in the backward pass: 49k logits per token are the step's largest
@@ -159,13 +159,8 @@ def target_logprobs(params: Params, micro: Batch, settings: StepSettings) -> jax
         micro.prefixes,
         remat=settings.remat,
     )
-    rows, targets = micro.targets.shape
-    chosen = jnp.take_along_axis(hidden, micro.sources[:, :, None], axis=1)
-    flat = (
-        chosen.reshape(rows * targets, -1),
-        micro.targets.reshape(-1),
-        micro.temperatures.reshape(-1),
-    )
+    chosen = hidden.reshape(-1, hidden.shape[-1])[micro.sources]
+    flat = (chosen, micro.targets, micro.temperatures)
 
     def logprobs(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         states, ids, temperatures = args
@@ -173,9 +168,9 @@ def target_logprobs(params: Params, micro: Batch, settings: StepSettings) -> jax
         picked = jnp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
         return picked - jax.nn.logsumexp(logits, axis=-1)
 
-    count = rows * targets
+    count = micro.targets.size
     if count <= settings.head_tokens:
-        return logprobs(flat).reshape(rows, targets)
+        return logprobs(flat)
     chunks = -(-count // settings.head_tokens)
     size = -(-count // chunks)
     padded = [
@@ -184,7 +179,7 @@ def target_logprobs(params: Params, micro: Batch, settings: StepSettings) -> jax
     ]
     split = tuple(x.reshape(chunks, size, *x.shape[1:]) for x in padded)
     out = jax.lax.map(jax.checkpoint(logprobs), split)
-    return out.reshape(-1)[:count].reshape(rows, targets)
+    return out.reshape(-1)[:count]
 
 
 PER_BATCH = ("denominator", "micro_batches", "step", "on_policy")

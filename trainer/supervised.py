@@ -96,9 +96,9 @@ class Supervised:
 
 
 def greedy_hits(params: Params, model: ModelConfig, batch: Batch) -> jax.Array:
-    """float32[1,R,M]: 1 where the target is the most likely token (a batch of one micro-batch)."""
+    """float32[1,M]: 1 where the target is the most likely token (a batch of one micro-batch)."""
     rows = (batch.tokens[0], batch.positions[0], batch.segments[0], batch.prefixes[0])
     hidden = hidden_states(params, model, *rows)
-    chosen = jnp.take_along_axis(hidden, batch.sources[0][:, :, None], axis=1)
+    chosen = hidden.reshape(-1, hidden.shape[-1])[batch.sources[0]]
     best = jnp.argmax(head_logits(params, model, chosen), axis=-1)
     return (best == batch.targets[0]).astype(jnp.float32)[None]
