@@ -20,7 +20,7 @@ class InferenceConfig:
     swap: Literal["boundary", "in_flight"] = "boundary"
     """``boundary``: finish running rollouts, then take the new weights (one version per rollout).
     ``in_flight``: between two tokens; versions are then per token."""
-    prefill_tokens: int = 512
+    prefill_tokens: int = 256
     """Prompt tokens that are prefilled in one call; a longer prompt goes alone."""
     max_queue: int = 1024
     """Groups waiting for slots before new requests are turned away (retryable)."""

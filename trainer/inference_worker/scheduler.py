@@ -177,6 +177,8 @@ class Scheduler:
     def _eligible(self) -> list[Job]:
         """Jobs that may be given slots now, oldest first (lock held)."""
         version = self._engine.version
+        if version < 0:
+            return []
         return [j for j in self._jobs.values() if j.to_start and j.request.min_version <= version]
 
     def _newest(self) -> int:

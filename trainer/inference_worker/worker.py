@@ -97,15 +97,18 @@ class Worker:
 
         Threads that die put theirs there.
         """
-        self._heartbeat.beat("compiling")
-        self._engine.warm_up()
-        if pinned is not None:
-            self._follower.pin(pinned)
         stopped = threading.Event()
-        work = {"decode": self._scheduler.run, "http": self._server.serve_forever}
+        # Health checks are answered while we compile; requests queue, there are no weights yet.
+        threads = [_start("http", self._server.serve_forever, mailbox)]
+        self._heartbeat.beat("compiling")
+        for _ in self._engine.warm_up():
+            if not mailbox.empty():
+                break
+        threads.append(_start("decode", self._scheduler.run, mailbox))
         if pinned is None:
-            work["weights"] = lambda: self._follow(stopped)
-        threads = [_start(name, function, mailbox) for name, function in work.items()]
+            threads.append(_start("weights", lambda: self._follow(stopped), mailbox))
+        else:
+            self._follower.pin(pinned)
         host, port = self.address
         print(f"serving on http://{host}:{port}", flush=True)
         failure = self._report_until(mailbox)

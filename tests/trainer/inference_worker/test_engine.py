@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.engine import DecoderEngine, _packs, _row
+from trainer.inference_worker.engine import SMALLEST_ROW, DecoderEngine, _packs, _row
 from trainer.inference_worker.engine_api import SlotSampling
 from trainer.model.config import ModelConfig
 from trainer.model.params_io import to_named
@@ -148,7 +148,7 @@ def test_new_weights_are_used_from_the_next_step_and_nothing_compiles_again(engi
 
 def test_warm_up_compiles_all_that_requests_need(params):
     engine = DecoderEngine(CONFIG, SETTINGS)
-    engine.warm_up()
+    assert len(list(engine.warm_up())) == 2
     sizes = [f._cache_size() for f in (engine._prefill, engine._insert, engine._generate)]
     engine.update_params(engine.load_params(to_named(params)), 0)
     run(engine, [(p, i, SlotSampling(seed=i, top_k=3)) for i, p in enumerate(PROMPTS)], steps=2)
@@ -170,7 +170,7 @@ def test_packs_keep_order_and_budget():
 
 def test_what_all_prompts_begin_with_lies_in_the_row_once():
     row, shared, owns = _row([np.array(p) for p in ([1, 2, 3, 4, 9], [1, 2, 5, 9], [1, 2, 9])])
-    assert (row.shape, shared, owns) == ((4, 32), 2, [0, 2, 3])
+    assert (row.shape, shared, owns) == ((4, SMALLEST_ROW), 2, [0, 2, 3])
     assert row[:, :6].tolist() == [
         [1, 2, 3, 4, 5, 0],
         [0, 1, 2, 3, 2, 0],
