@@ -81,7 +81,12 @@ class DecoderEngine:
         self.max_prefill_length = settings.max_len - 1
         self._prefill = jax.jit(partial(_prefill, config))
         self._insert = jax.jit(_insert, donate_argnums=0)
-        self._generate = jax.jit(partial(_generate, config), donate_argnums=1)
+        # Few rollouts in flight (refills of rejected groups) must not cost a step of all slots.
+        self._widths = sorted({max(2, settings.slots // 4), settings.slots})
+        self._generate = {
+            width: jax.jit(partial(_generate, config, width), donate_argnums=1)
+            for width in self._widths
+        }
 
     def load_params(self, arrays: dict[str, np.ndarray]) -> Params:
         """Turn named arrays into parameters on the device; the layers' matrices in our dtype."""
@@ -104,8 +109,10 @@ class DecoderEngine:
         shapes = param_shapes(self._config)
         zeros = {name: np.zeros(leaf.shape, np.float32) for name, leaf in named_leaves(shapes)}
         params = self.load_params(zeros)
-        state, _ = self._generate(params, self.init_decode_state())
-        yield
+        state = self.init_decode_state()
+        for generate in self._generate.values():
+            state, _ = generate(params, state)
+            yield
         width = SMALLEST_ROW // 2
         while width < self._settings.prefill_tokens or width < SMALLEST_ROW:
             width *= 2
@@ -175,9 +182,16 @@ class DecoderEngine:
             decode_state = self._insert(decode_state, packed, count, inserts)
         return decode_state
 
-    def generate(self, decode_state: DecodeState) -> tuple[DecodeState, ResultTokens]:
-        """Run the newest token of every slot and draw the next one."""
-        state, data = self._generate(self._params, decode_state)
+    def generate(
+        self, decode_state: DecodeState, *, slots: int | None = None
+    ) -> tuple[DecodeState, ResultTokens]:
+        """Run the newest token of the first ``slots`` slots (all by default), draw the next one.
+
+        The result holds at least these slots; the others do not move.
+        """
+        wanted = self.max_concurrent_decodes if slots is None else slots
+        width = next(width for width in self._widths if width >= wanted)
+        state, data = self._generate[width](self._params, decode_state)
         return state, ResultTokens(data, self.version)
 
 
@@ -272,12 +286,14 @@ def _insert(state: DecodeState, packed: Cache, count: jax.Array, new: Inserts) -
 
 
 def _generate(
-    config: ModelConfig, params: Params, state: DecodeState
+    config: ModelConfig, width: int, params: Params, state: DecodeState
 ) -> tuple[DecodeState, jax.Array]:
+    whole, state = state, jax.tree.map(lambda column: column[:width], state)
     hidden, cache = decode_hidden(params, config, state.cache, state.token, state.position)
     # The draw's counter is the position that the drawn token will take.
     draw = draw_tokens(head_logits(params, config, hidden), state.sampler, state.position + 1)
     # A finished slot runs on until it is filled again; it must not write past its end.
     position = jnp.minimum(state.position + 1, cache.keys[0].shape[3] - 1)
     data = jnp.stack([draw.token.astype(jnp.float32), draw.behaviour, draw.raw])
-    return DecodeState(cache, draw.token, position, state.sampler), data
+    moved = DecodeState(cache, draw.token, position, state.sampler)
+    return jax.tree.map(lambda all_, part: all_.at[:width].set(part), whole, moved), data

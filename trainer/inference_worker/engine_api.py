@@ -113,5 +113,7 @@ class Engine(Protocol):
     ) -> DecodeState:
         """Fill many slots at once; a group's slots are given the same prefix."""
 
-    def generate(self, decode_state: DecodeState) -> tuple[DecodeState, ResultTokens]:
-        """Draw the next token of every slot."""
+    def generate(
+        self, decode_state: DecodeState, *, slots: int | None = None
+    ) -> tuple[DecodeState, ResultTokens]:
+        """Draw the next token of (at least) the first ``slots`` slots; None: of all."""

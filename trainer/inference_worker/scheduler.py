@@ -163,9 +163,10 @@ class Scheduler:
         self._expire()
         self._swap()
         self._fill()
-        if not any(slot is not None for slot in self._slots):
+        taken = [i for i, slot in enumerate(self._slots) if slot is not None]
+        if not taken:
             return False
-        self._state, result = self._engine.generate(self._state)
+        self._state, result = self._engine.generate(self._state, slots=taken[-1] + 1)
         self._collect(result.convert_to_numpy())
         return True
 

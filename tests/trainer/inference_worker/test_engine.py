@@ -133,14 +133,19 @@ def test_a_refilled_slot_forgets_what_ran_there(engine):
     np.testing.assert_array_equal(ids, run(engine, [(PROMPTS[0], 0, SlotSampling(seed=2))])[0][0])
 
 
+def compilations(engine):
+    programs = (engine._prefill, engine._insert, *engine._generate.values())
+    return [program._cache_size() for program in programs]
+
+
 def test_new_weights_are_used_from_the_next_step_and_nothing_compiles_again(engine, params):
     kept = engine._params
-    compiled = engine._generate._cache_size(), engine._insert._cache_size()
+    compiled = compilations(engine)
     other = jax.tree.map(lambda leaf: leaf * 0.9, params)
     engine.update_params(engine.load_params(to_named(other)), 6)
     (ids, _, raw) = run(engine, [(PROMPTS[0], 0, SlotSampling(seed=3))])[0]
     np.testing.assert_allclose(raw, teacher_forced(other, PROMPTS[0], ids)[0], atol=1e-4)
-    assert (engine._generate._cache_size(), engine._insert._cache_size()) == compiled
+    assert compilations(engine) == compiled
     _, result = engine.generate(engine.init_decode_state())
     assert result.version == 6
     engine.update_params(kept, 5)
@@ -148,12 +153,11 @@ def test_new_weights_are_used_from_the_next_step_and_nothing_compiles_again(engi
 
 def test_warm_up_compiles_all_that_requests_need(params):
     engine = DecoderEngine(CONFIG, SETTINGS)
-    assert len(list(engine.warm_up())) == 2
-    sizes = [f._cache_size() for f in (engine._prefill, engine._insert, engine._generate)]
+    assert len(list(engine.warm_up())) == 3
+    sizes = compilations(engine)
     engine.update_params(engine.load_params(to_named(params)), 0)
     run(engine, [(p, i, SlotSampling(seed=i, top_k=3)) for i, p in enumerate(PROMPTS)], steps=2)
-    again = [f._cache_size() for f in (engine._prefill, engine._insert, engine._generate)]
-    assert again == sizes
+    assert compilations(engine) == sizes
 
 
 @pytest.mark.parametrize("length", [0, 24])
@@ -197,3 +201,23 @@ def test_bfloat16_keeps_head_and_cache_in_float32(params):
     engine.update_params(loaded, 0)
     ids, _, raw = run(engine, [(PROMPTS[0], 0, SlotSampling(seed=3))])[0]
     np.testing.assert_allclose(raw, teacher_forced(params, PROMPTS[0], ids)[0], atol=0.2)
+
+
+def test_a_narrow_step_moves_the_first_slots_and_no_other(engine):
+    """Slots beyond the width wait; all draw what they would have drawn in full steps."""
+    jobs = [(PROMPTS[0], 0, SlotSampling(seed=1)), (PROMPTS[2], 5, SlotSampling(seed=2))]
+    full = run(engine, jobs, steps=4)
+    state = engine.init_decode_state()
+    prefixes = engine.prefill_batch([prompt for prompt, _, _ in jobs])
+    state = engine.bulk_insert(prefixes, state, [0, 5], [sampling for _, _, sampling in jobs])
+    first, last = [], []
+    for narrow in (True, True, False, False, False, False):
+        state, result = engine.generate(state, slots=1 if narrow else None)
+        data = result.convert_to_numpy()
+        first.append(data.tokens[0])
+        if narrow:
+            assert data.tokens.size < SETTINGS.slots
+        else:
+            last.append(data.tokens[5])
+    assert first[:4] == full[0][0].tolist()
+    assert last == full[5][0].tolist()
