@@ -1,4 +1,4 @@
-"""Start the real `headrace run` as a user would, watch it through its folder, and read the result."""
+"""Start the real `headrace run` as a user would, watch it through its folder, read the result."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.end_to_end.running import account, latest_version, pids, start, summary, wait_until
 
-ROLES = ("worker", "pipeline-0", "controller", "trainer")
+ROLES = ("worker", "rollouts-0", "controller", "trainer")
 
 
 @pytest.mark.slow

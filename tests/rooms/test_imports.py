@@ -1,4 +1,4 @@
-"""The import table of docs/design.md section 1, enforced: directions by syntax, weight by running."""
+"""The import table of docs/design.md section 1: directions by syntax, weight by running."""
 
 from __future__ import annotations
 
@@ -85,8 +85,9 @@ def test_rooms_resolve_inside_the_repository(room):
 
 def loaded_after(code: str) -> set[str]:
     """Top-level packages in sys.modules of a fresh interpreter that ran ``code``."""
+    listing = "print(*{m.split('.')[0] for m in sys.modules})"
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{code}\nprint(*{{m.split('.')[0] for m in sys.modules}})"],
+        [sys.executable, "-c", f"import sys\n{code}\n{listing}"],
         capture_output=True,
         text=True,
         cwd=ROOT,

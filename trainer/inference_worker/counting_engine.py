@@ -63,9 +63,11 @@ class CountingEngine:
         state[list(slots)] = [p + s.seed for p, s in zip(prefixes, samplings, strict=True)]
         return state
 
-    def generate(self, decode_state: np.ndarray) -> tuple[np.ndarray, ResultTokens]:
-        """Count on."""
-        tokens = (decode_state % self._vocab).astype(np.float32)
-        return decode_state + 1, ResultTokens(
-            np.stack([tokens, -tokens, -2 * tokens]), self.version
-        )
+    def generate(
+        self, decode_state: np.ndarray, *, slots: int | None = None
+    ) -> tuple[np.ndarray, ResultTokens]:
+        """Count on, in the first ``slots`` slots."""
+        tokens = (decode_state[:slots] % self._vocab).astype(np.float32)
+        state = decode_state.copy()
+        state[:slots] += 1
+        return state, ResultTokens(np.stack([tokens, -tokens, -2 * tokens]), self.version)

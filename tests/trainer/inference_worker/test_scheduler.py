@@ -285,7 +285,7 @@ def test_an_engine_that_fails_leaves_no_future_open():
     bench = Bench()
     future = bench.submit()
 
-    def fail(state):
+    def fail(state, slots):
         raise MemoryError("no room")
 
     bench.engine.generate = fail
