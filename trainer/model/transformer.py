@@ -218,6 +218,7 @@ def hidden_states(
     mask = attention_mask(segments, prefixes)
     rope = rope_tables(config, positions)
 
+    @jax.jit  # traced and differentiated once for all layers
     def apply(layer: Params, x: jax.Array) -> jax.Array:
         return block(layer, config, x, rope, lambda q, k, v: masked_attention(q, k, v, mask))
 
