@@ -8,9 +8,10 @@ import threading
 import pytest
 
 from infra.clock import SystemClock
-from infra.contracts.errors import ConfigError
+from infra.contracts.errors import ConfigError, InferenceError
 from infra.contracts.json_codec import from_json, to_json
 from infra.contracts.records import GenerateReply, GenerateRequest, Message, SamplingParams
+from infra.inference.http_client import HttpInferenceClient
 from trainer.inference_worker.config import InferenceConfig
 from trainer.inference_worker.counting_engine import CountingEngine
 from trainer.inference_worker.scheduler import Scheduler
@@ -196,3 +197,14 @@ def test_a_taken_port_is_one_line(server):
     port = server.server_address[1]
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}.*another --port"):
         WorkerServer("127.0.0.1", port, lambda r: None, dict)
+
+
+def test_the_projects_own_client(server):
+    client = HttpInferenceClient("http://{}:{}".format(*server.server_address))
+    futures = [client.submit(request(f"client-{i}", seeds=(i, i))) for i in range(8)]
+    for i, future in enumerate(futures):
+        assert future.result(20).samples[0].response_ids[0] == (ord("b") + i) % 128
+    with pytest.raises(InferenceError, match="1 seeds for n = 2") as caught:
+        client.submit(request(seeds=(1,))).result(20)
+    assert not caught.value.retryable
+    client.close()
