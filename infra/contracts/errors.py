@@ -38,7 +38,7 @@ class NewerSchema(SchemaMismatch):
 
 
 class InferenceError(HeadraceError):
-    """A generation request failed after its retries; ``retryable`` tells whether more could help."""
+    """A generation request failed after its retries; ``retryable``: whether more could help."""
 
     exit_code = 4
 
