@@ -62,9 +62,7 @@ class LiveSteps:
         """
         while not self.stopping.before_step(version):
             started = self.timer()
-            found = self.feed.next(
-                version, lambda waiting, v=version: self.stopping.while_waiting(v, waiting)
-            )
+            found = self.feed.next(version, lambda waiting, v=version: self._over(v, waiting))
             if found is None:
                 return
             waited = self.timer()
@@ -94,3 +92,8 @@ class LiveSteps:
             }
             yield StepInput(entry=entry, groups=found.groups, replayed=False, seconds=seconds)
             version = entry.step
+
+    def _over(self, version: int, waiting: int) -> bool:
+        """Asked while the feed waits; a replaced trainer would otherwise wait for ever."""
+        self.incarnation.check()
+        return self.stopping.while_waiting(version, waiting)
