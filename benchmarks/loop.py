@@ -2,13 +2,14 @@
 
 Three arms, taken in turn and repeated: the same updates in one process; `headrace run` with
 max_lag = 0; with max_lag = 1. An update of a run lasts from one ledger entry to the next; the first
-two (compilation, filling) are left out in every arm. Reported: the median over the repeats of the
-mean wall time per update, and two ratios.
+two (compilation, filling) are left out in every arm. Reported: the median wall time of an update,
+so that a step that compiles another shape does not count, its median over the repeats, two ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -54,7 +55,7 @@ def _single(config: str, updates: int, overrides: list[str]) -> float:
     words = ["-m", "benchmarks.single_process", config, "--updates", str(updates)]
     done = _python([*words, *_sets(["prompts.held_out=0.0", *overrides])])
     totals = [json.loads(line)["total"] for line in done.splitlines() if line.startswith("{")]
-    return statistics.fmean(totals[SKIP:])
+    return statistics.median(totals[SKIP:])
 
 
 def _run(config: str, updates: int, overrides: list[str]) -> tuple[float, dict[str, float]]:
@@ -66,8 +67,9 @@ def _run(config: str, updates: int, overrides: list[str]) -> tuple[float, dict[s
         _python([*words, *_sets([*fixed, *overrides])])
         entries = ledger.entries_after(LocalStore(run), 0)
         starts = [entry.created_at for entry in entries][SKIP:]
+        secs = [after - before for before, after in itertools.pairwise(starts)]
         summary = json.loads((run / "summary.json").read_text())
-    return (starts[-1] - starts[0]) / (len(starts) - 1), summary.get("idle_share", {})
+    return statistics.median(secs), summary.get("idle_share", {})
 
 
 def _sets(overrides: list[str]) -> list[str]:
