@@ -92,10 +92,5 @@ def evaluation(version: int, digest: str) -> str:
     return f"evaluations/v{version:08d}-{digest}.json"
 
 
-def evaluation_folder(version: int, digest: str) -> str:
-    """The rollouts of one evaluation, laid out like a run's (shards and manifests)."""
-    return evaluation(version, digest).removesuffix(".json")
-
-
 def quarantine(key: str) -> str:
     return f"quarantine/{key}.json"

@@ -12,14 +12,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.clock import Clock
 from infra.contracts.errors import ConfigError, DamagedObject, Fenced
 from infra.contracts.json_codec import from_json, to_json
 from infra.contracts.manifests import ControlState, Flight
-from infra.contracts.records import Decision, Group, GroupTask
+from infra.contracts.records import Decision, GroupTask
 from infra.heartbeats import Heartbeat
+from infra.inference.rollouts import group_of
 from infra.ledger.group_index import GroupIndex
 from infra.metrics import MetricsWriter
 from infra.run_config import SharedConfig
@@ -198,15 +199,8 @@ class Controller:
         """Commit groups that are out of attempts; the next pass finds them ended."""
         for flight in flights:
             task, config = self._task(flight), self._limits.admission
-            group = Group(
-                run=task.run,
-                group_id=task.group_id,
-                admission_index=task.admission_index,
-                prompt_id=task.prompt_id,
-                prompt_revision=task.prompt_revision,
-                prompt=task.prompt,
-                attempt=task.attempt,
-                min_version=task.min_version,
+            group = replace(
+                group_of(task, ()),
                 decision=Decision.FAILED,
                 reason=LEASE_EXPIRED,
                 error=f"controller: no result after {task.attempt} attempts, each of at most "
