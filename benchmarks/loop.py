@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from infra.contracts.errors import HeadraceError
 from infra.ledger import ledger
 from infra.storage.local_store import LocalStore
+from pipelines.launcher.role_process import ENVIRONMENT
 
 SKIP = 2
 """Updates left out at the start."""
@@ -77,7 +79,8 @@ def _sets(overrides: list[str]) -> list[str]:
 
 
 def _python(words: list[str]) -> str:
-    done = subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, text=True)
+    env = {**ENVIRONMENT, **os.environ}  # the peer gets what the roles of a run get
+    done = subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, text=True, env=env)
     if done.returncode:
         raise HeadraceError(f"bench loop: `{' '.join(words)}` ended with {done.returncode}")
     return done.stdout

@@ -20,7 +20,7 @@ from infra.contracts.task_message import encode_tasks
 from pipelines.controller.message_queue import MessageQueue
 
 SUBSCRIPTION_PREFIX = "projects/headrace-local/subscriptions/prompts-"
-PULL_SECS = 0.05
+PULL_SECS = 1.0
 THREADS = 32
 """A pull occupies a thread for up to ``PULL_SECS``; more processes than this take turns."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from infra.clock import Clock
 from infra.contracts.errors import ConfigError, DamagedObject, Fenced
-from infra.contracts.json_codec import from_json, to_json
+from infra.contracts.json_codec import from_json, to_marker
 from infra.contracts.manifests import ControlState, Flight
 from infra.contracts.records import Decision, GroupTask
 from infra.heartbeats import Heartbeat
@@ -32,7 +32,8 @@ from pipelines.controller import state as control
 from pipelines.controller.message_queue import MessageQueue
 from pipelines.controller.prompt_source import PromptSource
 
-POLL_SECS = 0.1
+POLL_SECS = 0.5
+"""The fallback; shards and versions are announced by hint."""
 LEASE_EXPIRED = "lease_expired"
 
 
@@ -74,7 +75,8 @@ class Controller:
         found = store.read_with_token(run_layout.CONTROL_STATE)
         stored = None
         if found is not None:
-            stored, self._token = from_json(ControlState, found[0]), found[1]
+            name = f"{store.url}/{run_layout.CONTROL_STATE}"
+            stored, self._token = from_json(ControlState, found[0], name=name), found[1]
             self._refuse_other_run(stored)
         self._persist(
             control.start(
@@ -159,7 +161,7 @@ class Controller:
 
     def _persist(self, state: ControlState) -> None:
         token = self._parts.store.compare_and_swap(
-            run_layout.CONTROL_STATE, to_json(state), self._token
+            run_layout.CONTROL_STATE, to_marker(state), self._token
         )
         if token is None:
             raise self._fenced()
