@@ -47,7 +47,7 @@ class MemoryStore:
         if key in self._objects:
             return False
         pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
-        return self._replace(key, b"".join(pieces), None)
+        return self._replace(key, b"".join(map(bytes, pieces)), None)
 
     def compare_and_swap(self, key: str, data: bytes, expected: Token | None) -> Token | None:
         data = bytes(data)

@@ -3,8 +3,9 @@
 Keys are relative POSIX paths (``rollouts/00000000/ab12.parquet``); a key is never a folder too, and
 no part of one starts with a dot. A store never shows a half-written object. A prefix is compared as
 text, as in a bucket: end it with ``/`` to mean a folder (``metrics/pipeline-1`` also begins
-``metrics/pipeline-12/...``). Implementations: ``memory_store``, ``local_store``; ``open_store``
-picks one by URL scheme. All pass ``tests/contracts/object_store_contract.py``.
+``metrics/pipeline-12/...``). Implementations: ``memory_store``, ``local_store``, ``gcs_store``;
+``open_store`` picks one by URL scheme. All pass ``tests/contracts/object_store_contract.py``, but
+for one thing: a bucket cannot refuse a key that is a folder too.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ from infra.storage.object_store import ObjectStore
 
 
 def open_store(url: str) -> ObjectStore:
-    """Return the store at ``url``: a folder's path, or ``file:///folder``.
+    """Return the store at ``url``: a folder's path, ``file:///folder`` or ``gs://bucket/path``.
 
     Raises:
-        ConfigError: the scheme is not supported, or the location is empty.
+        ConfigError: the scheme is not supported, the location is empty, or a package is missing.
+        StorageError: nobody is signed in to Google Cloud.
     """
-    scheme = url.partition("://")[0] if "://" in url else ""
-    if not scheme and url:
+    scheme, separator, rest = url.partition("://")
+    if not separator and url:
         return LocalStore(url)
     if scheme == "file":
         parts = urlsplit(url)
@@ -24,5 +25,15 @@ def open_store(url: str) -> ObjectStore:
             return LocalStore(unquote(parts.path))
         raise ConfigError(f"{url}: no folder of this machine; give file:///path/to/folder")
     if scheme == "gs":
-        raise ConfigError(f"{url}: runs in a bucket are not supported yet; give a local folder")
-    raise ConfigError(f"{url!r}: not a location of a run; give a local folder or file:///folder")
+        try:  # only here: half a second, and a package that local runs do without
+            from infra.storage.gcs_store import GcsStore
+        except ImportError as e:
+            raise ConfigError(
+                f"{url}: a bucket needs google-cloud-storage ({e}); pip install 'headrace[gcs]' "
+                "('headrace[gcp]' has it too)"
+            ) from e
+        bucket, _, prefix = rest.partition("/")
+        return GcsStore(bucket, prefix)
+    raise ConfigError(
+        f"{url!r}: not a location of a run; give a local folder, file:///folder or gs://bucket/path"
+    )

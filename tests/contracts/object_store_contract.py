@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from infra.contracts.errors import DamagedObject, StorageError
+from infra.storage.listing import keys_after
 from infra.storage.memory_store import MemoryStore
 from infra.storage.object_store import ObjectStore
 
-RACERS = 8
+RACERS = 16
 ORDERED = ("a!", "a-1/x", "a.json", "a/b/c", "a/b/d", "a/c", "a0", "b/v00000002/M", "é")
 """Ascending as text: a folder sorts by its name *with* the slash."""
 
@@ -51,6 +52,38 @@ class ObjectStoreContract:
         assert store.create("a", iter(pieces))
         assert store.read("a") == b"".join(pieces)
         assert bytes(store.view("a")) == b"".join(pieces)
+
+    def test_a_large_object_in_uneven_pieces(self, store: ObjectStore) -> None:
+        """The source may fill one buffer again and again."""
+        data = np.random.default_rng(0).bytes(1_000_003)
+
+        def pieces():
+            buffer = bytearray(70_001)
+            for start in range(0, len(data), len(buffer)):
+                piece = data[start : start + len(buffer)]
+                buffer[: len(piece)] = piece
+                yield memoryview(buffer)[: len(piece)]
+
+        assert store.create("a/b", pieces())
+        assert not store.create("a/b", pieces())
+        assert store.read("a/b") == data
+        assert bytes(store.view("a/b")) == data
+        for start, length in ((0, 1), (262_143, 2), (999_999, 4), (1, 1_000_002)):
+            assert store.read_range("a/b", start, length) == data[start : start + length]
+        _, token = store.read_with_token("a/b")
+        assert store.compare_and_swap("a/b", data[::-1], token)
+        assert store.read("a/b") == data[::-1]
+
+    def test_a_large_stream_that_fails_leaves_nothing(self, store: ObjectStore) -> None:
+        def pieces():
+            for _ in range(9):
+                yield bytes(100_000)
+            raise RuntimeError("the source broke")
+
+        with pytest.raises(RuntimeError, match="source broke"):
+            store.create("a/b", pieces())
+        assert store.list_after("") == []
+        assert store.create("a/b", b"whole")
 
     def test_a_stream_that_fails_leaves_nothing(self, store: ObjectStore) -> None:
         def pieces():
@@ -150,6 +183,15 @@ class ObjectStoreContract:
         assert listed("a/", after="a/b/c", limit=1) == ["a/b/d"]
         assert listed("a/", after="a/b/~") == ["a/c"]
         assert listed("a/", after="z") == []
+
+    def test_a_listing_goes_on_while_keys_come_and_go(self, store: ObjectStore) -> None:
+        for i in range(10):
+            store.create(f"a/{i}", b"")
+        assert store.list_after("a/", limit=4) == ["a/0", "a/1", "a/2", "a/3"]
+        store.delete("a/3")
+        store.create("a/3x", b"")
+        assert store.list_after("a/", after="a/3", limit=3) == ["a/3x", "a/4", "a/5"]
+        assert list(keys_after(store, "a/", "a/8")) == ["a/9"]
 
     def test_folders(self, store: ObjectStore) -> None:
         for key in ORDERED:

@@ -34,7 +34,10 @@ def test_opening_writes_nothing(tmp_path):
 @pytest.mark.parametrize(
     "url, words",
     [
-        ("gs://bucket/run", "not supported yet"),
+        ("gs://", "no bucket's name; give gs://bucket/path"),
+        ("gs:///run", "no bucket's name; give gs://bucket/path"),
+        ("gs://My_Bucket/run", "no bucket's name; give gs://bucket/path"),
+        ("gcs://bucket/run", "not a location.*gs://bucket/path"),
         ("s3://bucket/run", "not a location"),
         ("memory://", "not a location"),
         ("", "not a location"),
