@@ -5,6 +5,10 @@ Canonical: sorted keys, no spaces, UTF-8, so equal records give equal bytes. Arr
 
     {"admission_index":0,"attempt":1,"epoch":1,...,"sampling":{"max_new_tokens":64,"n":8,...}}
 
+Markers carry a seal as their last member, because nothing else would notice a flipped digit in
+them: ``"seal":"crc32c:1a2b3c4d"``, of the same bytes without it. They stay JSON for every other
+reader (``jq 'del(.seal)'``), and a marker without a seal, as older programs wrote it, is accepted.
+
 One pair of closures per type is built once and kept, because messages are on the hot path
 (measured: 512 samples, 8 to a reply, encode in 8 ms and decode in 12 ms).
 """
@@ -21,11 +25,15 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import google_crc32c
+
 from infra.contracts.errors import NewerSchema, SchemaMismatch
 from infra.contracts.json_leaves import LEAVES, Codec, Mismatch, expected
-from infra.contracts.records import SCHEMA_VERSION
 
 T = TypeVar("T")
+
+_SEAL = b',"seal":"crc32c:'
+"""Cannot occur inside a JSON string, where a quotation mark always follows a backslash."""
 
 
 def to_json(record: object) -> bytes:
@@ -47,22 +55,57 @@ def to_json(record: object) -> bytes:
         raise SchemaMismatch(f"cannot encode {cls.__name__}: text is not valid Unicode: {e}") from e
 
 
-def from_json(cls: type[T], data: bytes | str) -> T:
+def to_marker(record: object) -> bytes:
+    """Encode a record that is stored as a marker: ``to_json`` and its seal."""
+    return seal(to_json(record))
+
+
+def seal(data: bytes) -> bytes:
+    """Add the seal to a JSON object that has at least one member and none called ``seal``."""
+    return b'%b%b%08x"}' % (data[:-1], _SEAL, google_crc32c.value(data))
+
+
+def unseal(data: bytes) -> bytes:
+    """Return the JSON object without its seal, if it has one. ``SchemaMismatch`` if that is off."""
+    body, found, end = data.rpartition(_SEAL)
+    if not found:
+        return data
+    body += b"}"
+    if end.rstrip() != b'%08x"}' % google_crc32c.value(body):
+        raise SchemaMismatch(
+            "its content does not match its seal (a flipped bit, or an edit by hand); restore it, "
+            'or check it and take the member "seal" out'
+        )
+    return body
+
+
+def from_json(cls: type[T], data: bytes | str, *, name: str = "") -> T:
     """Decode one record of type ``cls``; older schema versions are accepted, newer ones refused.
+
+    Args:
+        cls: what it is.
+        data: canonical or not; a seal is checked.
+        name: of the object, for the error's message.
 
     Raises:
         NewerSchema: written by a newer program (a kind of ``SchemaMismatch``).
-        SchemaMismatch: not JSON, an unknown or missing field, a wrong type or a damaged array; the
-            message has the path of the field.
+        SchemaMismatch: not JSON, a seal that does not fit, an unknown or missing field, a wrong
+            type or a damaged array; the message has the path of the field.
     """
+    what = f"{name}: cannot read" if name else "cannot read"
     try:
+        data = unseal(data.encode() if isinstance(data, str) else data)
         tree = json.loads(data, parse_constant=_refuse_constant)
+    except SchemaMismatch as e:
+        raise SchemaMismatch(f"{what} {cls.__name__}: {e}") from None
     except (ValueError, RecursionError) as e:
-        raise SchemaMismatch(f"cannot read {cls.__name__}: not valid JSON: {e}") from e
+        raise SchemaMismatch(f"{what} {cls.__name__}: not valid JSON: {e}") from e
     try:
         return _codec(cls).decode(tree)
     except Mismatch as e:
-        raise SchemaMismatch(f"cannot read {e.where(cls)}: {e.text}") from None
+        raise SchemaMismatch(f"{what} {e.where(cls)}: {e.text}") from None
+    except NewerSchema as e:
+        raise NewerSchema(f"{name}: {e}" if name else str(e)) from None
 
 
 def _refuse_constant(name: str) -> float:
@@ -116,13 +159,13 @@ def _record_decoder(cls: type, decoders: dict[str, Callable[[Any], Any]]) -> Cal
         for f in dataclasses.fields(cls)
         if f.default is missing and f.default_factory is missing
     }
-    versioned = "schema_version" in decoders
+    newest = next((f.default for f in dataclasses.fields(cls) if f.name == "schema_version"), None)
 
     def decode(tree: Any) -> Any:
         if type(tree) is not dict:
             raise expected("an object", tree)
-        if versioned:
-            _check_version(tree.get("schema_version", SCHEMA_VERSION))
+        if newest is not None:
+            _check_version(tree.get("schema_version", newest), newest)
         values, name = {}, ""
         try:
             for name, value in tree.items():
@@ -142,12 +185,12 @@ def _record_decoder(cls: type, decoders: dict[str, Callable[[Any], Any]]) -> Cal
     return decode
 
 
-def _check_version(version: Any) -> None:
+def _check_version(version: Any, newest: int) -> None:
     if type(version) is not int or version < 1:
         raise Mismatch(f"{version!r} is not a schema version").at(".schema_version")
-    if version > SCHEMA_VERSION:
+    if version > newest:
         raise NewerSchema(
-            f"written by schema version {version}, this program reads up to {SCHEMA_VERSION}; "
+            f"written by schema version {version}, this program reads up to {newest}; "
             "use the newer program"
         )
 

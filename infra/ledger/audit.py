@@ -114,7 +114,7 @@ def audit(store: ObjectStore) -> Audit:
 
 
 def _control_state(store: ObjectStore) -> ControlState:
-    try:
-        return from_json(ControlState, store.read(run_layout.CONTROL_STATE))
-    except KeyError:  # nothing was admitted yet
+    found = store.read_with_token(run_layout.CONTROL_STATE)
+    if found is None:  # nothing was admitted yet
         return ControlState(run="", epoch=0)
+    return from_json(ControlState, found[0], name=f"{store.url}/{run_layout.CONTROL_STATE}")

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from infra.contracts.errors import StorageError
-from infra.contracts.json_codec import from_json, to_json
+from infra.contracts.json_codec import from_json, to_marker
 from infra.contracts.manifests import LedgerEntry
 from infra.storage import run_layout
 from infra.storage.listing import keys_after
 from infra.storage.object_store import ObjectStore
+from infra.storage.read_many import read_many
 
 _PREFIX = "ledger/"
 
@@ -20,7 +21,7 @@ def append(store: ObjectStore, entry: LedgerEntry) -> bool:
 
     The same entry again is True, so a write whose answer was lost can be repeated.
     """
-    if store.create(run_layout.ledger_step(entry.step), to_json(entry)):
+    if store.create(run_layout.ledger_step(entry.step), to_marker(entry)):
         return True
     return read(store, entry.step) == entry
 
@@ -28,16 +29,9 @@ def append(store: ObjectStore, entry: LedgerEntry) -> bool:
 def read(store: ObjectStore, step: int) -> LedgerEntry | None:
     """Return what step ``step`` consumed, or None if nobody has claimed it."""
     try:
-        data = store.read(run_layout.ledger_step(step))
+        return _decode(store, step, store.read(run_layout.ledger_step(step)))
     except KeyError:
         return None
-    entry = from_json(LedgerEntry, data)
-    if entry.step != step:
-        raise StorageError(
-            f"{store.url.rstrip('/')}/{run_layout.ledger_step(step)}: it holds step {entry.step}; "
-            "restore the file"
-        )
-    return entry
 
 
 def entries_after(store: ObjectStore, step: int) -> list[LedgerEntry]:
@@ -51,10 +45,22 @@ def entries_after(store: ObjectStore, step: int) -> list[LedgerEntry]:
     for index, number in enumerate(steps):
         if number != steps[0] + index:
             raise StorageError(
-                f"{store.url.rstrip('/')}/{run_layout.ledger_step(steps[0] + index)}: this step "
-                "is missing in the ledger while later ones exist; restore the file"
+                f"{_name(store, steps[0] + index)}: this step is missing in the ledger while later "
+                "ones exist; restore the file"
             )
-    return [entry for number in steps if (entry := read(store, number)) is not None]
+    contents = read_many(store, [run_layout.ledger_step(number) for number in steps])
+    return [_decode(store, number, data) for number, data in zip(steps, contents, strict=True)]
+
+
+def _decode(store: ObjectStore, step: int, data: bytes) -> LedgerEntry:
+    entry = from_json(LedgerEntry, data, name=_name(store, step))
+    if entry.step != step:
+        raise StorageError(f"{_name(store, step)}: it holds step {entry.step}; restore the file")
+    return entry
+
+
+def _name(store: ObjectStore, step: int) -> str:
+    return f"{store.url.rstrip('/')}/{run_layout.ledger_step(step)}"
 
 
 def _step_of(key: str) -> int:

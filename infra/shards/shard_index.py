@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
-from infra.contracts.errors import NewerSchema, SchemaMismatch
-from infra.contracts.json_codec import from_json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from infra.contracts.errors import DamagedObject
 from infra.contracts.manifests import ShardManifest
 from infra.contracts.records import Decision
-from infra.shards.quarantine import quarantine
+from infra.shards.manifest_reader import decode_manifest
 from infra.storage import run_layout
 from infra.storage.listing import keys_after
 from infra.storage.object_store import ObjectStore
+from infra.storage.read_many import read_many
 
 _MANIFEST = ".manifest.json"
+_DIGITS = 16
+"""So much of a digest tells the shards of a block apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardCursor:
+    """What a follower has seen: a record that can be stored (``to_marker``) and gone on from.
+
+    A batch job stores it *after* what it made of the shards: then a crash in between repeats work,
+    and never skips any. 17 bytes a shard; nothing below ``closed_below``.
+    """
+
+    closed_below: int = 0
+    """Blocks below are not looked at, whatever is committed there later."""
+    seen: dict[str, str] = field(default_factory=dict)
+    """Folder of a block -> the first 16 digits of its shards' digests, sorted, joined."""
+
+
+def committed_after(
+    store: ObjectStore,
+    cursor: ShardCursor | None = None,
+    decisions: tuple[Decision, ...] = tuple(Decision),
+) -> tuple[tuple[ShardManifest, ...], ShardCursor]:
+    """Return the manifests that ``cursor`` has not seen, and the cursor that has seen them too.
+
+    Every shard comes exactly once along a chain of cursors, also one that is committed late into an
+    old block: the cursor remembers names, not times. Within one call they are ordered by block,
+    decision and digest; between calls, by when they were seen. A group that was committed twice
+    comes twice (``GroupIndex`` tells which copy counts), a quarantined manifest never.
+
+    Raises:
+        NewerSchema: a manifest was written by a newer program.
+        StorageError: the store failed; the old cursor is still good.
+    """
+    index = ShardIndex(store, decisions, cursor)
+    return index.poll(), index.cursor()
 
 
 class ShardIndex:
@@ -21,10 +61,20 @@ class ShardIndex:
     error on the way.
     """
 
-    def __init__(self, store: ObjectStore, decisions: tuple[Decision, ...] = tuple(Decision)):
+    def __init__(
+        self,
+        store: ObjectStore,
+        decisions: tuple[Decision, ...] = tuple(Decision),
+        cursor: ShardCursor | None = None,
+    ) -> None:
+        cursor = cursor or ShardCursor()
         self._store = store
-        self._watermark = 0
-        self._seen: dict[Decision, set[str]] = {decision: set() for decision in decisions}
+        self._decisions = decisions
+        self._watermark = cursor.closed_below
+        self._seen: defaultdict[str, set[str]] = defaultdict(set)
+        for folder, digits in cursor.seen.items():
+            parts = (digits[i : i + _DIGITS] for i in range(0, len(digits), _DIGITS))
+            self._seen[folder] = set(parts)
 
     def poll(self) -> tuple[ShardManifest, ...]:
         """Return the manifests committed since the last poll, by block, decision and digest.
@@ -35,37 +85,42 @@ class ShardIndex:
             NewerSchema: a manifest was written by a newer program.
             StorageError: the store failed; the next poll tries again.
         """
-        found: list[ShardManifest | None] = []
-        new: dict[Decision, list[str]] = {}
-        for decision, seen in self._seen.items():
-            after = run_layout.block_folder(decision, self._watermark)
-            keys = keys_after(self._store, f"{decision.value}/", after=after)
-            new[decision] = [key for key in keys if key.endswith(_MANIFEST) and key not in seen]
-            found += map(self._read, new[decision])
-        for decision, keys in new.items():  # only now: an error above must not lose what was read
-            self._seen[decision].update(keys)
+        keys = [key for decision in self._decisions for key in self._unseen(decision)]
+        found = map(self._decode, keys, read_many(self._store, keys))
         manifests = [manifest for manifest in found if manifest is not None]
+        self._remember(keys)  # only now: an error above must not lose what was read
         return tuple(sorted(manifests, key=lambda m: (m.block, m.decision.value, m.data_digest)))
+
+    def cursor(self) -> ShardCursor:
+        """What was seen so far, to go on from in another process."""
+        seen = {folder: "".join(sorted(digits)) for folder, digits in self._seen.items() if digits}
+        return ShardCursor(closed_below=self._watermark, seen=seen)
 
     def close_blocks_below(self, block: int) -> None:
         """Stop looking at blocks below ``block``: nothing that matters can be added to them."""
         self._watermark = max(self._watermark, block)
-        for decision, seen in self._seen.items():
-            after = run_layout.block_folder(decision, self._watermark)
-            self._seen[decision] = {key for key in seen if key > after}
+        for decision in Decision:
+            bound = run_layout.block_folder(decision, self._watermark)
+            for folder in [f for f in self._seen if f.startswith(f"{decision.value}/")]:
+                if folder < bound:
+                    del self._seen[folder]
 
-    def _read(self, key: str) -> ShardManifest | None:
+    def _unseen(self, decision: Decision) -> list[str]:
+        after = run_layout.block_folder(decision, self._watermark)
+        keys = keys_after(self._store, f"{decision.value}/", after=after)
+        return [key for key in keys if key.endswith(_MANIFEST) and not self._has_seen(key)]
+
+    def _has_seen(self, key: str) -> bool:
+        folder, _, name = key.rpartition("/")
+        return folder in self._seen and name[:_DIGITS] in self._seen[folder]
+
+    def _remember(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            folder, _, name = key.rpartition("/")
+            self._seen[folder].add(name[:_DIGITS])
+
+    def _decode(self, key: str, data: bytes) -> ShardManifest | None:
         try:
-            manifest = from_json(ShardManifest, self._store.read(key))
-        except NewerSchema:
-            raise
-        except SchemaMismatch as e:
-            quarantine(self._store, key, str(e))
+            return decode_manifest(self._store, key, data)
+        except DamagedObject:  # quarantined
             return None
-        expected = run_layout.shard_manifest(
-            manifest.decision, manifest.block, manifest.data_digest
-        )
-        if key != expected:
-            quarantine(self._store, key, f"it describes another shard, {expected}")
-            return None
-        return manifest

@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.contracts.errors import SchemaMismatch
-from infra.contracts.json_codec import from_json, to_json
+from infra.contracts.json_codec import to_marker
 from infra.contracts.manifests import ShardManifest
 from infra.contracts.records import Group
 from infra.contracts.rollout_codec import content_digest, encode_groups
 from infra.shards.group_summary import capabilities, check_group, summarise
+from infra.shards.manifest_reader import decode_manifest
 from infra.shards.quarantine import quarantine
 from infra.storage import run_layout
 from infra.storage.object_store import ObjectStore
@@ -42,7 +43,7 @@ def write_shard(
     Raises:
         SchemaMismatch: the groups must not be committed together, or at all; says which and why.
             Nothing was written.
-        DamagedObject: an earlier attempt's data file is there and damaged (quarantined).
+        DamagedObject: an earlier attempt left a damaged data file or manifest (quarantined).
         StorageError: the store failed; what was written is harmless and found again by a retry.
     """
     groups = tuple(sorted(groups, key=lambda group: group.admission_index))
@@ -74,9 +75,9 @@ def write_shard(
         newest_version=max(entry.newest_version for entry in entries),
         created_at=now,
     )
-    if store.create(manifest_key, to_json(manifest)):
+    if store.create(manifest_key, to_marker(manifest)):
         return manifest
-    return from_json(ShardManifest, store.read(manifest_key))
+    return decode_manifest(store, manifest_key, store.read(manifest_key))
 
 
 def _parquet(table: pa.Table) -> bytes:

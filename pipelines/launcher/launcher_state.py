@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from infra.contracts.json_codec import from_json, to_json
+from infra.contracts.json_codec import from_json, to_marker
 from infra.storage import run_layout
 from infra.storage.object_store import ObjectStore
 
@@ -59,7 +59,7 @@ def load_state(store: ObjectStore) -> LauncherState:
 
 def save_state(store: ObjectStore, state: LauncherState) -> None:
     """Replace the stored state; the launcher's lock makes it the only writer."""
-    replace_object(store, run_layout.LAUNCHER_STATE, to_json(state))
+    replace_object(store, run_layout.LAUNCHER_STATE, to_marker(state))
 
 
 def replace_object(store: ObjectStore, key: str, data: bytes) -> None:

@@ -124,7 +124,10 @@ class ShardFeed:
     def _control(self) -> ControlState:
         """What the controller has in flight; nothing before its first word."""
         found = self._store.read_with_token(run_layout.CONTROL_STATE)
-        return from_json(ControlState, found[0]) if found else ControlState(run="", epoch=0)
+        name = f"{self._store.url}/{run_layout.CONTROL_STATE}"
+        if found is None:
+            return ControlState(run="", epoch=0)
+        return from_json(ControlState, found[0], name=name)
 
     def _read(self, choice: StepChoice) -> StepGroups | None:
         """The chosen groups; None if one turned out damaged (the next refresh counts it failed)."""

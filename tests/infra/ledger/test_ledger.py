@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.contracts.errors import StorageError
+from infra.contracts.errors import SchemaMismatch, StorageError
 from infra.contracts.manifests import LedgerEntry
 from infra.ledger import ledger
 from infra.storage import run_layout
@@ -58,3 +58,15 @@ def test_a_file_under_the_name_of_another_step_is_an_error() -> None:
     store.create(run_layout.ledger_step(2), store.read(run_layout.ledger_step(1)))
     with pytest.raises(StorageError, match="it holds step 1"):
         ledger.read(store, 2)
+
+
+def test_a_flipped_digit_is_an_error_that_names_the_file() -> None:
+    store = MemoryStore()
+    ledger.append(store, entry(1, "a1"))
+    key = run_layout.ledger_step(1)
+    data = store.read(key).replace(b"shard-of-a1", b"shard-of-a3")
+    store.delete(key)
+    store.create(key, data)
+    for read in (lambda: ledger.read(store, 1), lambda: ledger.entries_after(store, 0)):
+        with pytest.raises(SchemaMismatch, match=r"ledger/step-00000001\.json: .*seal"):
+            read()
