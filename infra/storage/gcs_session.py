@@ -144,10 +144,11 @@ class GcsSession:
         try:
             yield
         except _ERRORS as e:
+            name = f"{self._url}/{key}".removesuffix("/")
             cause = (isinstance(e, RetryError) and e.cause) or e
             if isinstance(cause, DataCorruption):
                 raise DamagedObject(
-                    f"{self._url}/{key}: cannot {verb}: what arrives does not match its crc32c; "
+                    f"{name}: cannot {verb}: what arrives does not match its crc32c; "
                     "check the network, or restore the object from a copy"
                 ) from e
             code = getattr(cause, "code", None)
@@ -155,12 +156,12 @@ class GcsSession:
             if isinstance(cause, GoogleAuthError) and not isinstance(cause, TransportError):
                 way_out = _SIGN_IN
             what = f"{code} {_said(cause)}" if code else _said(cause)
-            raise StorageError(f"{self._url}/{key}: cannot {verb}: {what}; {way_out}") from e
+            raise StorageError(f"{name}: cannot {verb}: {what}; {way_out}") from e
 
 
 def _said(e: Exception) -> str:
     """What the server said, or else the error, in one short line."""
-    words = str(e) or type(e).__name__
+    words = getattr(e, "message", None) or str(e) or type(e).__name__
     answer = getattr(e, "response", None)
     if answer is not None:
         with contextlib.suppress(ValueError, KeyError, TypeError):  # not JSON, or another form

@@ -106,6 +106,8 @@ class GcsStore:
             data, blob = self._download(key)
         except KeyError:
             return None
+        if blob.generation is None:
+            raise StorageError(f"{self.url}/{key}: the answer lacks x-goog-generation; is it GCS?")
         return data, str(blob.generation)
 
     def create(

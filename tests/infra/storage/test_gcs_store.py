@@ -1,11 +1,10 @@
-"""The contract over HTTP, listings and uploads. Faults: ``test_gcs_faults``."""
+"""The contract over HTTP, listings and uploads. Uploads and faults: beside it."""
 
 from __future__ import annotations
 
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,18 +14,9 @@ from infra.contracts.errors import ConfigError, StorageError
 from infra.storage.gcs_store import GcsStore
 from infra.storage.listing import keys_after
 from tests.contracts.object_store_contract import ObjectStoreContract, StoreMachine
-from tests.infra.storage.gcs_emulator import MULTIPLE, GcsEmulator
-
-
-@pytest.fixture
-def emulator() -> Iterator[GcsEmulator]:
-    with GcsEmulator("bucket") as emulator:
-        yield emulator
-
-
-def open_at(emulator: GcsEmulator, prefix: str = "runs/one", **options: object) -> GcsStore:
-    quick = {"deadline_secs": 5.0, "first_wait_secs": 0.001, "chunk_bytes": MULTIPLE}
-    return GcsStore("bucket", prefix, endpoint=emulator.endpoint, **(quick | options))
+from tests.infra.storage.gcs_emulator import GcsEmulator
+from tests.infra.storage.gcs_objects import MULTIPLE
+from tests.infra.storage.gcs_stores import open_at
 
 
 class TestGcsStore(ObjectStoreContract):
@@ -110,41 +100,6 @@ def test_folders_are_listed_page_by_page(emulator):
     assert len(emulator.requests) == 2
     assert store.list_folders("rollouts", after="00001097") == ["00001098", "00001099"]
     assert len(emulator.requests) == 3
-
-
-@pytest.mark.parametrize("size", [0, 1, MULTIPLE - 1, MULTIPLE])
-def test_what_fits_one_chunk_is_one_request(emulator, size):
-    assert open_at(emulator).create("a", [b"x" * size])
-    assert [request[:5] for request in emulator.requests] == ["POST "]
-    assert emulator.find("bucket", "runs/one/a").data == b"x" * size
-
-
-@pytest.mark.parametrize("size", [MULTIPLE + 1, 2 * MULTIPLE, 3 * MULTIPLE + 5])
-def test_larger_objects_go_in_chunks(emulator, size):
-    data = bytes(range(251)) * (size // 251 + 1)
-    store = open_at(emulator)
-    store.create("first", b"the bucket is there")
-    del emulator.requests[:]
-    assert store.create("a", (data[i : min(i + 1000, size)] for i in range(0, size, 1000)))
-    chunks = -(-size // MULTIPLE)
-    assert [request[:3] for request in emulator.requests] == ["GET", "POS"] + ["PUT"] * chunks
-    assert emulator.find("bucket", "runs/one/a").data == data[:size]
-
-
-@pytest.mark.parametrize("size, chunks", [(8 << 20, 0), (9 << 20, 1), (33 << 20, 2)])
-def test_the_default_sizes(emulator, size, chunks):
-    store = GcsStore("bucket", endpoint=emulator.endpoint)
-    assert store.create("a", bytes(size))
-    assert sum(request.startswith("PUT") for request in emulator.requests) == chunks
-    assert len(emulator.find("bucket", "a").data) == size
-
-
-def test_an_object_that_exists_is_not_sent_again(emulator):
-    store = open_at(emulator)
-    store.create("a", b"x")
-    del emulator.requests[:]
-    assert not store.create("a", (bytes(MULTIPLE) for _ in range(100)))
-    assert [request[:3] for request in emulator.requests] == ["GET"]
 
 
 def test_threads_share_a_store(emulator):

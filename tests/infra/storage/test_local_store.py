@@ -135,14 +135,18 @@ def test_large_objects_are_synced_as_they_go(tmp_path):
 def test_a_disk_that_refuses_is_named(tmp_path):
     """A limit on file sizes stands for a full disk: the write fails half-way."""
     store = LocalStore(tmp_path)
+    token = store.compare_and_swap("a/state", b"old", None)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
         with pytest.raises(StorageError, match=r"a/big: cannot write: .*; raise the limit"):
             store.create("a/big", [b"x" * 8_000] * 3)
+        with pytest.raises(StorageError, match=r"a/state: cannot write: .*; raise the limit"):
+            store.compare_and_swap("a/state", b"y" * 20_000, token)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert list((tmp_path / "a").iterdir()) == []
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["state"]
+    assert store.read_with_token("a/state") == (b"old", token)
 
 
 def test_a_root_that_is_a_file_is_named(tmp_path):
