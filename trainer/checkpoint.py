@@ -3,21 +3,28 @@
 ``checkpoints/<version>/{state, progress}``: the state pytree (parameters, optimizer, rng, step)
 and the progress (feed watermark, counters). A folder has its final name only when it is complete.
 Saving copies the state and writes in the background; the newest complete one counts, and old ones
-are deleted only after that.
+are deleted only after that. Orbax does not check the bytes of large arrays, so the progress holds a
+checksum of everything.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import google_crc32c
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from infra.contracts.errors import StorageError
 from infra.storage import run_layout
 from trainer.state import TrainState
+
+_CHECKSUM = "crc32c"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +59,10 @@ class Checkpoints:
         """Begin to save ``progress.version``; a version that is there already stays as it is."""
         if progress.version in self._manager.all_steps():
             return
+        said = asdict(progress)
+        said[_CHECKSUM] = _checksum(state, said)
         args = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(asdict(progress))
+            state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(said)
         )
         with self._naming(progress.version):
             self._manager.save(progress.version, args=args, force=True)
@@ -84,9 +93,13 @@ class Checkpoints:
         )
         with self._naming(version):
             found = self._manager.restore(version, args=args)
+            checksum = found.progress.pop(_CHECKSUM, None)  # older checkpoints have none
+            if checksum not in (None, _checksum(found.state, found.progress)):
+                raise ValueError("its content does not match its checksum")
+            progress = Progress(**found.progress)
         # Fresh buffers: what Orbax hands out may alias memory of its own, and the step donates.
         state = jax.tree.map(lambda leaf: leaf.copy(), found.state)
-        return state, Progress(**found.progress)
+        return state, progress
 
     def wait(self) -> None:
         """Return when everything that was begun is durable."""
@@ -110,10 +123,19 @@ class _Naming:
         return None
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError | ValueError | KeyError | TypeError):
+        if isinstance(error, Exception):  # a flipped bit raises nearly anything
             raise StorageError(
                 f"checkpoint {self._name}: {error}; delete that folder to go on from the one before"
             ) from error
+
+
+def _checksum(state: TrainState, progress: Mapping[str, object]) -> int:
+    """CRC-32C of everything, in place: 1.6 GB of parameters and moments take about 0.2 s."""
+    crc = google_crc32c.value(json.dumps(progress, sort_keys=True).encode())
+    for leaf in jax.tree.leaves(state):
+        data = np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)
+        crc = google_crc32c.extend(crc, data)
+    return crc
 
 
 def checkpoint_folder(run_url: str) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 
-from infra.contracts.errors import Fenced
+from infra.contracts.errors import DamagedObject, Fenced, SchemaMismatch
+from infra.contracts.json_codec import seal, unseal
 from infra.storage.object_store import ObjectStore
 from infra.storage.run_layout import TRAINER_INCARNATION
 
@@ -41,10 +42,17 @@ class Incarnation:
         while True:
             holder, token = self._read()
             mine = {"incarnation": self.name, "epoch": holder.get("epoch", 0) + 1}
-            data = json.dumps(mine, sort_keys=True).encode()
+            data = seal(json.dumps(mine, sort_keys=True).encode())
             if self._store.compare_and_swap(TRAINER_INCARNATION, data, token) is not None:
                 return mine["epoch"]
 
     def _read(self) -> tuple[dict, str | None]:
         found = self._store.read_with_token(TRAINER_INCARNATION)
-        return (json.loads(found[0]), found[1]) if found else ({}, None)
+        if found is None:
+            return {}, None
+        try:
+            return json.loads(unseal(found[0])), found[1]
+        except (SchemaMismatch, ValueError) as e:
+            raise DamagedObject(
+                f"{self._store.url}/{TRAINER_INCARNATION}: {e}; if no trainer runs, delete it"
+            ) from e

@@ -1,4 +1,4 @@
-"""``headrace shards RUN``: list, read and check the committed shards of a run."""
+"""``headrace shards RUN``: list, read and verify the committed shards of a run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from infra.storage.open_run import open_run
 _EXAMPLES = """examples:
   headrace shards runs/demo --decision rejects      list the rejected groups' shards
   headrace shards runs/demo show 3fa8               rollouts of a group, or one rollout, by id
-  headrace shards runs/demo check                   read and verify every byte"""
+  headrace shards runs/demo verify                  read every byte against its checksums"""
 
 
 def main(argv: list[str]) -> int:
-    """List shards (default), ``show ID``, or ``check``."""
+    """List shards (default) and what is quarantined, ``show ID``, or ``verify``."""
     parser = argparse.ArgumentParser(
         prog="headrace shards",
         description=__doc__,
@@ -34,25 +34,27 @@ def main(argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="the run's folder")
-    parser.add_argument("action", nargs="?", choices=("list", "show", "check"), default="list")
+    parser.add_argument("action", nargs="?", choices=("list", "show", "verify"), default="list")
     parser.add_argument("id", nargs="?", default="", help="for show: how an id begins")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
     parser.add_argument("--decision", choices=[d.value for d in Decision], help="only these")
     args = parser.parse_args(argv)
     if (args.action == "show") != bool(args.id):
-        parser.error("show needs the beginning of a group or rollout id; list and check need none")
+        parser.error("show needs the beginning of a group or rollout id; list and verify need none")
 
     store = open_run(args.run)
     decisions = (Decision(args.decision),) if args.decision else tuple(Decision)
     manifests = ShardIndex(store, decisions).poll()
     if args.action == "show":
         return _show(store, manifests, args.id, args.json)
-    if args.action == "check":
-        return _check(store, manifests, args.json)
+    if args.action == "verify":
+        return _verify(store, manifests, args.json)
+    damaged = quarantined(store)
     if args.json:
-        print(json.dumps([json.loads(to_json(manifest)) for manifest in manifests]))
+        shards = [json.loads(to_json(manifest)) for manifest in manifests]
+        print(json.dumps({"shards": shards, "quarantined": damaged}))
     else:
-        print(manifest_table(manifests))
+        print("\n".join([manifest_table(manifests), *(f"quarantined  {key}" for key in damaged)]))
     return 0
 
 
@@ -94,7 +96,7 @@ def _groups_with_rollout(
                 yield group
 
 
-def _check(store: ObjectStore, manifests: Sequence[ShardManifest], as_json: bool) -> int:
+def _verify(store: ObjectStore, manifests: Sequence[ShardManifest], as_json: bool) -> int:
     """Verify every shard. 1 if any is damaged, now or by an earlier reader's finding."""
     problems = []
     for manifest in manifests:

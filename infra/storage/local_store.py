@@ -82,6 +82,7 @@ class LocalStore:
         path = self._path(key)
         with self._naming(key, "write"):
             if os.path.isfile(path):
+                self._sweep_once(os.path.dirname(path))  # its writer may have died just after it
                 _sync_folder(os.path.dirname(path))  # whoever linked it may not have synced yet
                 return False
             with self._temporary(path, data, durable) as temporary:
@@ -186,9 +187,7 @@ class LocalStore:
     ) -> Iterator[str]:
         """Write and sync a temporary file beside ``path``; remove it at the end if still there."""
         folder = os.path.dirname(path)
-        if folder not in self._swept:
-            _sweep(folder)
-            self._swept.add(folder)
+        self._sweep_once(folder)
         fd, temporary = _open_temporary(folder)
         try:
             _write_all(fd, data, durable)
@@ -197,6 +196,11 @@ class LocalStore:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             os.close(fd)
+
+    def _sweep_once(self, folder: str) -> None:
+        if folder not in self._swept:
+            _sweep(folder)
+            self._swept.add(folder)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:

@@ -37,7 +37,9 @@ def test_shards_are_listed(run: str, capsys: pytest.CaptureFixture[str]) -> None
     assert [line.split()[0] for line in lines[1:]] == ["failures", "rejects", "rollouts"]
     assert lines[3].split()[3:] == ["2", "4", "0..0", "0.500", "0.500", "12"]
     assert command.main([run, "--decision", "rejects", "--json"]) == 0
-    (manifest,) = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)
+    (manifest,) = listed["shards"]
+    assert listed["quarantined"] == []
     assert manifest["decision"] == "rejects" and len(manifest["groups"]) == 1
 
 
@@ -79,18 +81,23 @@ def test_a_wrong_command_line_is_refused(run: str, arguments: list[str]) -> None
     assert caught.value.code == 2
 
 
-def test_check_reads_every_byte(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([run, "check"]) == 0
+def test_verify_reads_every_byte_and_list_shows_what_is_quarantined(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([run, "verify"]) == 0
     assert capsys.readouterr().out == "3 shards read, 0 damaged, 0 quarantined\n"
     victim = next(Path(run, "rollouts", "00000000").glob("*.parquet"))
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
-    assert command.main([run, "check"]) == 1
+    assert command.main([run, "verify"]) == 1
     shown = capsys.readouterr().out
     assert victim.name in shown and "3 shards read, 1 damaged, 1 quarantined" in shown
-    assert command.main([run, "check", "--json"]) == 1
+    assert command.main([run, "verify", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["shards"] == 3
+    assert command.main([run]) == 0
+    key = f"rollouts/00000000/{victim.name}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"quarantined  {key}"
 
 
 @pytest.mark.parametrize(
