@@ -2,7 +2,7 @@
 
 Protocol: every chunk is a PUT with ``Content-Range: bytes 0-9/*`` (the last one names the total).
 The answer 308 says how much is stored, 200 that the object exists. After an error the server is
-asked how much it has, and only the rest is sent again, so a chunk is all that is kept in memory.
+asked how much it has, and only the rest is sent again: no source has to be read twice.
 """
 
 from __future__ import annotations

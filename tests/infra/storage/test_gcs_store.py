@@ -33,7 +33,7 @@ class TestGcsStore(ObjectStoreContract):
 class GcsMachine(StoreMachine):
     """One server for all examples, a prefix for each."""
 
-    emulator = GcsEmulator("bucket")
+    emulator: GcsEmulator
     prefixes = itertools.count()
 
     def make_store(self) -> GcsStore:
@@ -46,11 +46,7 @@ GcsMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=20,
 class TestAgainstMemory(GcsMachine.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        GcsMachine.emulator.__enter__()
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        GcsMachine.emulator.__exit__(None, None, None)
+        GcsMachine.emulator = cls.enterClassContext(GcsEmulator("bucket"))
 
 
 def test_stores_share_a_bucket(emulator):
@@ -114,7 +110,7 @@ def test_threads_share_a_store(emulator):
             assert data == bytes([i]) * 2 * MULTIPLE
 
 
-@pytest.mark.parametrize("key", ["a b", "a?b#c", "é", "a%2Fb", "a+b", "a&b=c", "a\\b", "a\nb"])
+@pytest.mark.parametrize("key", ["a b", "a?b#c", "é", "a%2Fb", "a+b", "a&b=c", "a\\b"])
 def test_keys_are_quoted(emulator, key):
     store = open_at(emulator)
     assert store.create(f"x/{key}/y", b"1") and store.list_folders("x") == [key]
