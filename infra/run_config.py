@@ -24,6 +24,7 @@ TRAINER_SECTIONS = (
     "objective",
     "optimizer",
     "training",
+    "weights",
     "checkpoint",
     "inference",
 )

@@ -9,10 +9,13 @@ import numpy as np
 
 from infra.contracts.json_codec import to_json
 from infra.contracts.manifests import (
+    BaseVersion,
     ControlState,
     Flight,
     LedgerEntry,
+    TensorDelta,
     TensorEntry,
+    TensorPiece,
     WeightManifest,
     WeightPart,
 )
@@ -77,6 +80,32 @@ _SAMPLE = Sample(
     finish_reason=FinishReason.STOP,
 )
 
+WEIGHT_MANIFEST_1 = WeightManifest(
+    run="test",
+    version=4,
+    digest="weights-4",
+    parts=(WeightPart(key="weights/v00000004/ab.safetensors", size_bytes=24),),
+    tensors=(
+        TensorEntry(
+            name="model.norm.weight",
+            shape=(2, 3),
+            dtype="F32",
+            part=0,
+            offset=0,
+            size_bytes=24,
+            crc32c=123,
+        ),
+    ),
+    parent="weights-3",
+    optimizer_step=8,
+    model_config={"layers": 2, "rope": {"base": 10000.0}, "tied": True, "names": ["a"]},
+    tokenizer_digest="tokenizer",
+    incarnation="trainer-1",
+    created_at=2.5,
+    schema_version=1,
+)
+"""What ``weight_manifest.json`` says, which schema 1 wrote."""
+
 RECORDS = {
     "group_task": make_task(3, n=4, version=2, attempt=2),
     "generate_request": GenerateRequest(
@@ -100,28 +129,37 @@ RECORDS = {
     "group_failed": make_group(3, decision=Decision.FAILED),
     "group_rich": _rich_group(),
     "shard_manifest": _MANIFEST,
-    "weight_manifest": WeightManifest(
-        run="test",
-        version=4,
-        digest="weights-4",
-        parts=(WeightPart(key="weights/v00000004/ab.safetensors", size_bytes=24),),
+    "weight_manifest_delta": replace(
+        WEIGHT_MANIFEST_1,
+        schema_version=2,
         tensors=(
-            TensorEntry(
-                name="model.norm.weight",
-                shape=(2, 3),
-                dtype="F32",
-                part=0,
-                offset=0,
-                size_bytes=24,
-                crc32c=123,
+            replace(
+                WEIGHT_MANIFEST_1.tensors[0],
+                part=-1,
+                axis=1,
+                pieces=(
+                    TensorPiece(part=-1, offset=0, size_bytes=8, crc32c=5),
+                    TensorPiece(part=0, offset=64, size_bytes=8, crc32c=6, blocks=(7,)),
+                ),
             ),
         ),
-        parent="weights-3",
-        optimizer_step=8,
-        model_config={"layers": 2, "rope": {"base": 10000.0}, "tied": True, "names": ["a"]},
-        tokenizer_digest="tokenizer",
-        incarnation="trainer-1",
-        created_at=2.5,
+        epoch=3,
+        cast="bfloat16",
+        base=BaseVersion(version=3, digest="weights-3"),
+        deltas=(
+            TensorDelta(
+                name="model.norm.weight",
+                piece=0,
+                part=0,
+                offset=8,
+                size_bytes=4,
+                crc32c=9,
+                raw_bytes=10,
+                changed=1,
+                far=1,
+                wide=0,
+            ),
+        ),
     ),
     "ledger_entry": LedgerEntry(
         step=2,

@@ -51,10 +51,10 @@ def check(config: TrainerConfig, *, prepare: bool, environ: Mapping[str, str]) -
 
         resolve_model(section, cache_folder(environ))
     parameters, matrices = count_parameters(_model_config(section))
-    narrow = config.own.training.publish_dtype == "bfloat16"
+    saved = {"float32": 0, "bfloat16": 2, "int8": 3}[config.own.training.publish_dtype]
     return CheckReport(
         parameters=parameters,
-        version_bytes=4 * parameters - (2 * matrices if narrow else 0),
+        version_bytes=4 * parameters - saved * matrices,
         checkpoint_bytes=4 * STATE_COPIES * parameters,
         sections={name: asdict(getattr(config.own, name)) for name in SECTIONS},
     )

@@ -12,7 +12,16 @@ from infra.run_config import SharedConfig, parse_sections, parse_shared
 from trainer.inference_worker.config import InferenceConfig
 from trainer.objective.advantage import AdvantageKind, check_group_size
 
-SECTIONS = ("model", "warm_start", "objective", "optimizer", "training", "checkpoint", "inference")
+SECTIONS = (
+    "model",
+    "warm_start",
+    "objective",
+    "optimizer",
+    "training",
+    "weights",
+    "checkpoint",
+    "inference",
+)
 
 
 def refuse(*checks: tuple[bool, str]) -> None:
@@ -148,7 +157,8 @@ class TrainingConfig:
     """Predicted tokens whose logits exist at once (recomputed in the backward pass beyond)."""
     remat: bool = False
     """Recompute activations layer by layer: less memory, a third more work."""
-    publish_dtype: Literal["float32", "bfloat16"] = "float32"
+    publish_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    """See ``infra.weights.cast``."""
 
     def __post_init__(self) -> None:
         refuse(
@@ -157,6 +167,24 @@ class TrainingConfig:
             (self.micro_batch_tokens >= 1, "micro_batch_tokens must be at least 1"),
             (self.head_tokens >= 1, f"head_tokens = {self.head_tokens}; at least 1"),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig:
+    """[weights]: how versions are published. Changes no step, so a run may change it."""
+
+    full_every: int = 1
+    """A full version at least every so many versions, between them only what changed (worth it with
+    ``training.publish_dtype = "bfloat16"``). 1: every version is full."""
+    max_delta_share: float = 0.5
+    """A delta larger than this share of the full version is published full instead."""
+
+    def __post_init__(self) -> None:
+        refuse(
+            (self.full_every >= 1, f"full_every = {self.full_every}; at least 1"),
+            (0 < self.max_delta_share <= 1,
+             f"max_delta_share = {self.max_delta_share}; must be above 0, at most 1"),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +215,7 @@ class TrainerSections:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
 

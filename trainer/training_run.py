@@ -22,6 +22,7 @@ from infra.metrics import MetricsWriter
 from infra.storage import run_layout
 from infra.storage.object_store import ObjectStore
 from infra.text.tokenizer import load_tokenizer
+from infra.weights.delta import DeltaPolicy
 from infra.weights.stored_weights import StoredWeights
 from trainer.checkpoint import Checkpoints, Progress, checkpoint_folder
 from trainer.compile_cache import enable_compile_cache
@@ -79,10 +80,17 @@ class TrainingRun:
         checkpoints = Checkpoints(checkpoint_folder(self.store.url), kept.keep_checkpoints)
         try:
             state, progress = self._restore(checkpoints, learner, folder)
-            weights = StoredWeights(self.store, self.config.shared.run.name, clock=self.clock)
+            weights = self._weights()
             publish = self._publisher(weights, incarnation, learner, folder, progress)
             save = SaveCheckpoint(checkpoints, kept, progress, self.clock, lambda: publish.diverged)
-            retire = RetireVersions(weights, kept.keep_versions, checkpoints.durable, self._leased)
+            retire = RetireVersions(
+                self.store,
+                weights,
+                kept.keep_versions,
+                checkpoints.durable,
+                self._leased,
+                self.clock,
+            )
             hooks: tuple[Hook, ...] = (save, publish, retire, LogMetrics(metrics, heartbeat))
             publish.ensure(progress.version, state)
             inputs = self._inputs(progress.version, incarnation, heartbeat)
@@ -173,10 +181,19 @@ class TrainingRun:
         last = entries[-1].step if entries else version
         return itertools.chain(replayed_steps(entries, feed, digest), live.after(last))
 
-    def _leased(self) -> list[int]:
-        """Versions that other roles say they use."""
+    def _weights(self) -> StoredWeights:
+        own = self.config.own.weights
+        deltas = None
+        if own.full_every > 1:
+            deltas = DeltaPolicy(full_every=own.full_every, max_share=own.max_delta_share)
+        name = self.config.shared.run.name
+        return StoredWeights(self.store, name, clock=self.clock, deltas=deltas)
+
+    def _leased(self) -> dict[int, str]:
+        """Versions that other roles say they use, and which role."""
         beats = read_heartbeats(self.store)
-        return [b["version"] for r, b in beats.items() if r != ROLE and b.get("version", -1) >= 0]
+        beats.pop(ROLE, None)
+        return {b["version"]: role for role, b in beats.items() if b.get("version", -1) >= 0}
 
 
 def announce(version: int) -> None:

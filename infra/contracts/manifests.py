@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 
 from infra.contracts.records import SCHEMA_VERSION, Decision
 
+WEIGHTS_SCHEMA_VERSION = 2
+"""2: pieces, block checksums, casts, deltas."""
+BLOCK_BYTES = 4 << 20
+"""How many bytes of a tensor (or piece) share a checksum: what a reader of a few rows reads."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEntry:
@@ -53,22 +58,73 @@ class ShardManifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPiece:
+    """Where one piece of a cut tensor lies; the fields are those of ``TensorEntry``."""
+
+    part: int
+    offset: int
+    size_bytes: int
+    crc32c: int
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """Where one tensor lies: ``part`` indexes ``WeightManifest.parts``; offset is in the file."""
+    """Where one tensor lies, and its checksums."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     part: int
+    """Index into ``WeightManifest.parts``, of a cut tensor that of its first piece; -1: not in this
+    version, it is the base's, changed by its ``TensorDelta`` if it has one."""
+    offset: int
+    """Bytes from the beginning of the file."""
+    size_bytes: int
+    crc32c: int
+    """Of the whole tensor, also where it is cut or must be rebuilt from a base."""
+    blocks: tuple[int, ...] = ()
+    """crc32c of all bytes up to the end of each block of ``BLOCK_BYTES`` but the last, whose is
+    ``crc32c``: continued from one, the next must come out. Empty: it is one block."""
+    axis: int = 0
+    """Along which it is cut into ``pieces`` of equal shape."""
+    pieces: tuple[TensorPiece, ...] = ()
+    """Empty: it lies in one piece, at ``part`` and ``offset``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDelta:
+    """How one piece of a tensor follows from the base's (see ``infra.weights.delta``)."""
+
+    name: str
+    piece: int
+    part: int
     offset: int
     size_bytes: int
     crc32c: int
+    """Of the stored bytes; the rebuilt piece has that of its ``TensorEntry``."""
+    raw_bytes: int
+    """Uncompressed; equal to ``size_bytes`` if it is stored as it is, else it is zstd."""
+    changed: int
+    """How many elements differ from the base."""
+    far: int
+    """How many of the gaps between them are too long for a byte."""
+    wide: int
+    """How many of the differences are too large for a byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightPart:
     key: str
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseVersion:
+    """The full version that a delta version changes."""
+
+    version: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +146,14 @@ class WeightManifest:
     incarnation: str
     """The trainer incarnation that published it."""
     created_at: float
-    schema_version: int = SCHEMA_VERSION
+    epoch: int = 0
+    """Running number of that incarnation; a lower one is fenced off. 0: not exclusive."""
+    cast: str = ""
+    """How the trainer's arrays were cast (``infra.weights.cast``); ``""``: as they were."""
+    base: BaseVersion | None = None
+    """None: a full version."""
+    deltas: tuple[TensorDelta, ...] = ()
+    schema_version: int = WEIGHTS_SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

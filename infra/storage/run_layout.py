@@ -11,6 +11,7 @@ RUN_CONFIG = "run.toml"
 CONTROL_STATE = "control/state.json"
 CONTROL_DONE = "control/done.json"
 WEIGHTS_LATEST = "weights/LATEST"
+WEIGHTS_LEASES = "control/leases/"
 TRAINER_INCARNATION = "control/trainer.json"
 SUMMARY = "summary.json"
 REPORT = "report.html"
@@ -44,8 +45,17 @@ def weights_part(version: int, digest: str) -> str:
     return f"{weights_folder(version)}/{digest}.safetensors"
 
 
+def weights_delta(version: int, digest: str) -> str:
+    return f"{weights_folder(version)}/{digest}.delta"
+
+
 def weights_manifest(version: int) -> str:
     return f"{weights_folder(version)}/MANIFEST.json"
+
+
+def weights_lease(name: str) -> str:
+    """Who still needs which version, for long (an evaluation, a branch)."""
+    return f"{WEIGHTS_LEASES}{name}.json"
 
 
 def version_of_folder(name: str) -> int:

@@ -6,7 +6,8 @@ half-published is invisible.
 
 Parts are not forced to the local disk: 538 MB took 1.4 to 2.7 s of an update of 5 s. After a crash
 of the machine the newest versions may therefore be damaged. Readers see that by checksum, and the
-trainer, whose checkpoint, ledger and shards are durable, makes LATEST again when it restarts.
+trainer, whose checkpoint, ledger and shards are durable, makes LATEST again when it restarts (of a
+delta version only if its base is sound; else readers fall back to a full version until the next).
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ import numpy as np
 
 from infra.clock import Clock, SystemClock
 from infra.contracts.errors import DamagedObject, StorageError
-from infra.contracts.ids import content_id
-from infra.contracts.json_codec import to_json
-from infra.contracts.manifests import TensorEntry, WeightManifest, WeightPart
-from infra.shards.quarantine import quarantine
+from infra.contracts.json_codec import to_marker
+from infra.contracts.manifests import WeightManifest
 from infra.storage import run_layout
 from infra.storage.object_store import ObjectStore
 from infra.weights import tensor_file
-from infra.weights.latest_pointer import LatestPointer, advance_latest, decode, read_latest
+from infra.weights.boxes import boxes
+from infra.weights.delta import DeltaPolicy
+from infra.weights.latest_pointer import LatestPointer, advance_latest, check_fence, read_latest
+from infra.weights.manifest_file import Place, decode_manifest, pieces_of
+from infra.weights.piece_reader import maps
 from infra.weights.tensor_file import Tensor
+from infra.weights.version_reader import VersionReader
+from infra.weights.version_writer import Changes, VersionWriter, cuts_of, find_changes
+from infra.weights.weight_store import Cuts, TensorSlice
 
 PART_BYTES = 2 << 30
 _REMEMBERED = 8
-"""How many versions are remembered as verified; a worker looks at the newest one or two."""
 
 
 class StoredWeights:
@@ -40,6 +45,7 @@ class StoredWeights:
         run: its name, written into manifests.
         clock: stamps manifests and times verification.
         part_bytes: size above which a further part begins.
+        deltas: when to publish only what changed; None: never.
     """
 
     def __init__(
@@ -49,15 +55,22 @@ class StoredWeights:
         *,
         clock: Clock | None = None,
         part_bytes: int = PART_BYTES,
+        deltas: DeltaPolicy | None = None,
     ) -> None:
         self._store = store
         self._run = run
         self._clock = clock or SystemClock()
-        self._part_bytes = part_bytes
+        self._deltas = deltas
+        self._writer = VersionWriter(store, part_bytes)
+        self._reader = VersionReader(store, self._clock, self.manifest)
         self._newest: WeightManifest | None = None
-        self._verified: dict[tuple[int, str], set[str]] = {}
-        self.verify_secs = 0.0
-        """What the last ``fetch`` spent on checksums; 0 if all had been verified before."""
+        self._manifests: dict[int, tuple[bytes, WeightManifest]] = {}
+        self._bases: dict[int, int | None] = {}
+
+    @property
+    def verify_secs(self) -> float:
+        """What the last ``fetch`` spent on checksums; nearly 0 if all had been verified before."""
+        return self._reader.verify_secs
 
     def publish(
         self,
@@ -65,50 +78,58 @@ class StoredWeights:
         arrays: Mapping[str, np.ndarray],
         *,
         parent: str = "",
+        cuts: Cuts | None = None,
         optimizer_step: int = 0,
         model_config: Mapping[str, object] | None = None,
         tokenizer_digest: str = "",
+        cast: str = "",
         incarnation: str = "",
+        epoch: int = 0,
     ) -> WeightManifest:
         """Commit one version; see ``WeightStore.publish``. The arrays must not change meanwhile."""
         if version < 0 or not arrays:
             raise ValueError(f"version {version} with {len(arrays)} arrays cannot be published")
-        tensors = tensor_file.measure(arrays)
+        newest = check_fence(self._store, incarnation, epoch)
+        tensors = tensor_file.measure(arrays, cuts)
         digest = tensor_file.weights_digest(tensor.identity for tensor in tensors)
         committed = self._committed(version)
         if committed is not None and committed.digest == digest:
-            self._write_parts(version, tensors)  # remakes a part that a machine crash damaged
+            self._remake(committed, arrays)
         if committed is None:
-            newest = read_latest(self._store)
             if newest is not None and newest.version >= version:
                 raise StorageError(
                     f"{self._name(version)}: LATEST is already {newest.version} and versions only "
                     f"grow; publish {newest.version + 1} or later"
                 )
-            parts, entries = self._write_parts(version, tensors)
-            manifest = WeightManifest(
-                run=self._run,
-                version=version,
-                digest=digest,
-                parts=parts,
-                tensors=entries,
-                parent=parent,
-                optimizer_step=optimizer_step,
-                model_config=dict(model_config or {}),
-                tokenizer_digest=tokenizer_digest,
-                incarnation=incarnation,
-                created_at=self._clock.now(),
+            written = self._writer.write(version, tensors, self._changes(version, tensors))
+            committed = self._commit(
+                WeightManifest(
+                    run=self._run,
+                    version=version,
+                    digest=digest,
+                    parts=written.parts,
+                    tensors=written.tensors,
+                    parent=parent,
+                    optimizer_step=optimizer_step,
+                    model_config=dict(model_config or {}),
+                    tokenizer_digest=tokenizer_digest,
+                    incarnation=incarnation,
+                    created_at=self._clock.now(),
+                    epoch=epoch,
+                    cast=cast,
+                    base=written.base,
+                    deltas=written.deltas,
+                ),
+                tensors,
             )
-            key = run_layout.weights_manifest(version)
-            created = self._store.create(key, to_json(manifest))
-            committed = manifest if created else self.manifest(version)
         if committed.digest != digest:
+            check_fence(self._store, incarnation, epoch)
             raise StorageError(
                 f"{self._name(version)} exists with other weights ({committed.digest}, not "
                 f"{digest}); published versions never change, use a new version"
             )
-        pointer = LatestPointer(version=committed.version, digest=committed.digest)
-        advance_latest(self._store, pointer)
+        owner = {"incarnation": incarnation, "epoch": epoch}
+        advance_latest(self._store, LatestPointer(version=version, digest=digest, **owner))
         return committed
 
     def latest(self) -> WeightManifest | None:
@@ -137,26 +158,37 @@ class StoredWeights:
             raise KeyError(f"{self._name(version)} is not committed or was retired")
         return manifest
 
-    def fetch(self, version: int, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-        """Read tensors as read-only views; each is verified once per object of this class.
+    def fetch(
+        self, version: int, wanted: Iterable[str | TensorSlice] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Read tensors or boxes as read-only arrays; see ``WeightReader.fetch``.
+
+        Views of the mapped file where there is one. Of a box, the blocks of those rows are read.
 
         Raises:
             KeyError: the version is not committed (or was retired), or has no such tensor.
-            DamagedObject: a part or tensor is not what the manifest says; nothing is returned.
+            DamagedObject: something is not what the manifest says; nothing is returned.
         """
         manifest = self.manifest(version)
-        entries = {entry.name: entry for entry in manifest.tensors}
-        wanted = list(entries if names is None else names)
-        unknown = [name for name in wanted if name not in entries]
-        if unknown:
-            raise KeyError(f"{self._name(version)} has no tensor '{unknown[0]}'")
-        parts = self._open_parts(manifest, {entries[name].part for name in wanted})
-        started = self._clock.now()
-        self._verify(manifest, [entries[name] for name in wanted], parts)
-        self.verify_secs = self._clock.now() - started
-        return {
-            name: tensor_file.array_at(entries[name], parts[entries[name].part]) for name in wanted
-        }
+        found = self._reader.read(manifest, boxes(manifest, wanted, self._name(version)))
+        if wanted is None and maps(self._store):
+            self._reader.check_headers(manifest)
+        return found
+
+    def verify(self, version: int) -> int:
+        """Read every byte of a version (and of its base) anew; return how many tensors are sound.
+
+        Raises as ``fetch`` does.
+        """
+        manifest = self.manifest(version)
+        self._reader.forget(manifest)
+        if manifest.base is not None:
+            self.verify(manifest.base.version)
+        self._reader.check_headers(manifest)
+        self._reader.verify_secs = 0.0
+        for entry in manifest.tensors:  # one at a time: a model need not fit into memory
+            self._reader.pieces(manifest, [(entry.name, k) for k in range(len(pieces_of(entry)))])
+        return len(manifest.tensors)
 
     def versions(self) -> list[int]:
         """Committed versions, ascending."""
@@ -165,97 +197,90 @@ class StoredWeights:
     def retire(self, keep: Iterable[int]) -> list[int]:
         """Delete versions below LATEST that are not in ``keep``, manifest first, then parts.
 
-        Folders that a dead publisher or an interrupted ``retire`` left are cleared too.
+        Bases of the deltas that stay, stay; deltas go before their bases. A reader in the middle of
+        a version that goes gets ``KeyError``. Folders that a dead publisher or an interrupted
+        ``retire`` left are cleared too.
         """
         pointer = read_latest(self._store)
         if pointer is None:
             return []
-        kept, retired = set(keep), []
-        for version in self._folders():
-            if version >= pointer.version or version in kept:
-                continue
+        folders = self._folders()
+        kept = {v for v in folders if v >= pointer.version} | set(keep)
+        kept |= set(self.bases(kept & set(folders)).values())
+        retired = []
+        for version in sorted(set(folders) - kept, reverse=True):
             if self._has_manifest(version):
                 self._store.delete(run_layout.weights_manifest(version))
                 retired.append(version)
             for key in self._store.list_after(run_layout.weights_folder(version) + "/"):
                 self._store.delete(key)
-        return retired
+        return sorted(retired)
 
-    def _write_parts(
-        self, version: int, tensors: list[Tensor]
-    ) -> tuple[tuple[WeightPart, ...], tuple[TensorEntry, ...]]:
-        parts, entries = [], []
-        for index, group in enumerate(tensor_file.split(tensors, self._part_bytes)):
-            header, placed = tensor_file.lay_out(group, index)
-            name = content_id("part", header, *(tensor.crc32c for tensor in group))
-            part = WeightPart(
-                key=run_layout.weights_part(version, name),
-                size_bytes=len(header) + sum(entry.size_bytes for entry in placed),
-            )
-            if not self._store.create(part.key, tensor_file.contents(header, group), durable=False):
-                self._repair(part, placed, tensor_file.contents(header, group))
-            parts.append(part)
-            entries += placed
-        return tuple(parts), tuple(sorted(entries, key=lambda entry: entry.name))
+    def bases(self, versions: Iterable[int]) -> dict[int, int]:
+        """Delta version -> its base, of those that are committed (immutable: read once each)."""
+        versions = sorted(versions)
+        for version in versions:
+            if version not in self._bases and (manifest := self._committed(version)):
+                self._bases[version] = manifest.base.version if manifest.base else None
+        self._bases = {v: self._bases[v] for v in versions if v in self._bases}
+        return {v: base for v, base in self._bases.items() if base is not None}
 
-    def _repair(
-        self, part: WeightPart, entries: list[TensorEntry], contents: Iterable[bytes | memoryview]
-    ) -> None:
-        """A part that a dead publisher left is taken over only if it is sound (no marker yet)."""
-        data = np.frombuffer(self._store.view(part.key), np.uint8)
-        if len(data) != part.size_bytes or any(tensor_file.problem(e, data) for e in entries):
-            self._store.delete(part.key)
-            self._store.create(part.key, contents, durable=False)
+    def _commit(self, manifest: WeightManifest, tensors: list[Tensor]) -> WeightManifest:
+        """Create the manifest; return the one that counts, which may be another publisher's."""
+        key = run_layout.weights_manifest(manifest.version)
+        if not self._store.create(key, to_marker(manifest)):
+            return self.manifest(manifest.version)
+        if self._deltas and manifest.base is None and not maps(self._store):
+            copies = {(p.name, p.index): p.bytes().copy() for t in tensors for p in t.pieces}
+            self._reader.hold(manifest, copies)
+        return manifest
 
-    def _open_parts(self, manifest: WeightManifest, indices: set[int]) -> dict[int, np.ndarray]:
-        parts = {}
-        for index in sorted(indices):
-            part = manifest.parts[index]
+    def _changes(self, version: int, tensors: list[Tensor]) -> Changes | None:
+        """What changed against the last full version; None if a full one is due or better."""
+        if self._deltas is None:
+            return None
+        try:
+            newest = self.latest()
+            if newest is None:
+                return None
+            base = newest if newest.base is None else self.manifest(newest.base.version)
+            replaced = newest.base is not None and newest.base.digest != base.digest
+            if replaced or version - base.version >= self._deltas.full_every:
+                return None
+            return self._against(base, tensors, self._deltas)
+        except (StorageError, KeyError):
+            return None  # the base is gone or damaged: a full version puts that right
+
+    def _against(
+        self, base: WeightManifest, tensors: list[Tensor], policy: DeltaPolicy
+    ) -> Changes | None:
+        places: list[Place] = [(e.name, k) for e in base.tensors for k in range(len(pieces_of(e)))]
+        return find_changes(base, self._reader.base_pieces(base, places), tensors, policy)
+
+    def _remake(self, committed: WeightManifest, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write again what a machine crash damaged of a version, laid out as it was."""
+        tensors = tensor_file.measure(arrays, cuts_of(committed))
+        changes = None
+        if committed.base is not None:
             try:
-                data = np.frombuffer(self._store.view(part.key), np.uint8)
-            except KeyError:
-                self.manifest(manifest.version)  # retired meanwhile: not damage
-                raise self._damaged(manifest, part.key, "the part is missing") from None
-            if len(data) != part.size_bytes:
-                text = f"the part has {len(data)} bytes, not {part.size_bytes}"
-                raise self._damaged(manifest, part.key, text)
-            parts[index] = data
-        return parts
-
-    def _verify(
-        self, manifest: WeightManifest, entries: list[TensorEntry], parts: dict[int, np.ndarray]
-    ) -> None:
-        verified = self._verified.setdefault((manifest.version, manifest.digest), set())
-        for entry in entries:
-            if entry.name in verified:
-                continue
-            text = tensor_file.problem(entry, parts[entry.part])
-            if text:
-                key = manifest.parts[entry.part].key
-                raise self._damaged(manifest, key, f"tensor {entry.name}: {text}")
-            verified.add(entry.name)
-        while len(self._verified) > _REMEMBERED:
-            del self._verified[next(iter(self._verified))]
-
-    def _damaged(self, manifest: WeightManifest, key: str, text: str) -> DamagedObject:
-        return quarantine(self._store, key, f"weights version {manifest.version}: {text}")
+                base = self.manifest(committed.base.version)
+                changes = self._against(base, tensors, DeltaPolicy(full_every=1, max_share=1.0))
+            except (StorageError, KeyError):
+                return  # cannot be put right without its base; the next version will be full
+        only = {part.key for part in committed.parts}
+        self._writer.write(committed.version, tensors, changes, only)
 
     def _committed(self, version: int) -> WeightManifest | None:
-        key = run_layout.weights_manifest(version)
-        found = self._store.read_with_token(key)
+        found = self._store.read_with_token(run_layout.weights_manifest(version))
         if found is None:
             return None
-        manifest = decode(WeightManifest, self._store, key, found[0])
-        digest = tensor_file.weights_digest(
-            (entry.name, entry.shape, entry.dtype, entry.crc32c) for entry in manifest.tensors
-        )
-        sound = all(0 <= entry.part < len(manifest.parts) for entry in manifest.tensors)
-        if not sound or (manifest.version, manifest.digest) != (version, digest):
-            raise DamagedObject(
-                f"{self._store.url}/{key}: says version {manifest.version}, digest "
-                f"{manifest.digest}; its tensors give {digest}"
-            )
-        return manifest
+        known = self._manifests.pop(version, None)
+        if known is None or known[0] != found[0]:
+            known = found[0], decode_manifest(self._store, version, found[0])
+        self._manifests[version] = known
+        while len(self._manifests) > _REMEMBERED:
+            del self._manifests[next(iter(self._manifests))]
+        return known[1]
 
     def _folders(self) -> list[int]:
         return [run_layout.version_of_folder(name) for name in self._store.list_folders("weights")]

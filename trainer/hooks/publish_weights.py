@@ -7,16 +7,19 @@ they are dropped before the next step, which would otherwise copy instead of reu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
-import ml_dtypes
 import numpy as np
 
+from infra.clock import Clock
+from infra.contracts.errors import SchemaMismatch
 from infra.contracts.manifests import WeightManifest
 from infra.storage.object_store import ObjectStore
 from infra.weights import tensor_file
-from infra.weights.latest_pointer import LatestPointer, advance_latest
-from infra.weights.retention import versions_to_keep
+from infra.weights.cast import Cast, cast_arrays
+from infra.weights.latest_pointer import LatestPointer, advance_latest, claim_latest
+from infra.weights.leases import leases
+from infra.weights.retention import reasons_to_keep
 from infra.weights.stored_weights import StoredWeights
 from trainer.incarnation import Incarnation
 from trainer.loop import StepInfo
@@ -34,12 +37,13 @@ class PublishWeights:
     Args:
         store: the run.
         weights: its weight store.
-        incarnation: checked before each publication.
+        incarnation: checked before each publication; LATEST is claimed for it at once, so that a
+            replaced trainer cannot move it any more.
         model: written into manifests.
         origin: further facts about the model for manifests: ``hf``, its ``config.json``, and
             ``folder``, where its tokenizer's files are; what an export needs.
         tokenizer_digest: written into manifests.
-        dtype: ``float32`` or ``bfloat16``, of the published matrices.
+        dtype: of the published matrices; see ``infra.weights.cast``.
         every: publish versions divisible by it; the last one is published by ``ensure``.
         announce: told each published version (hints to the other roles).
         diverged: a replay before this start already gave other weights.
@@ -53,7 +57,7 @@ class PublishWeights:
         model: ModelConfig,
         *,
         tokenizer_digest: str,
-        dtype: str,
+        dtype: Cast,
         every: int,
         announce: Callable[[int], None],
         diverged: bool = False,
@@ -64,10 +68,13 @@ class PublishWeights:
             "model_config": config_facts(model) | dict(origin or {}),
             "tokenizer_digest": tokenizer_digest,
             "incarnation": incarnation.name,
+            "epoch": incarnation.epoch,
+            "cast": dtype,
         }
-        self._dtype = dtype
+        self._dtype: Cast = dtype
         self._every = every
         self._announce = announce
+        claim_latest(store, incarnation.name, incarnation.epoch)
         self._latest: WeightManifest | None = weights.latest()
         self.diverged = diverged
         """The weights at LATEST are not this trainer's; cleared by the next publication."""
@@ -99,7 +106,13 @@ class PublishWeights:
         before = self._committed(version)
         if before is not None and before.digest != _digest(arrays):
             # Its manifest was written, the pointer not yet, and then the replay came out otherwise.
-            advance_latest(self._store, LatestPointer(version=version, digest=before.digest))
+            pointer = LatestPointer(
+                version=version,
+                digest=before.digest,
+                incarnation=self._incarnation.name,
+                epoch=self._incarnation.epoch,
+            )
+            advance_latest(self._store, pointer)
             self._latest, self.diverged = before, True
             return
         parent = REPLAY if self.diverged else (self._latest.digest if self._latest else "")
@@ -119,13 +132,10 @@ class PublishWeights:
         self.diverged = published.digest != _digest(arrays)
         if version == self.latest and not self.diverged:
             # Parts are not forced to disk: a machine crash may have left LATEST damaged.
-            self._weights.publish(version, arrays)
+            self._weights.publish(version, arrays, **self._facts)
 
     def _named(self, state: TrainState) -> dict[str, np.ndarray]:
-        arrays = to_named(state.params)
-        if self._dtype == "float32":
-            return arrays
-        return {n: a.astype(ml_dtypes.bfloat16) if a.ndim > 1 else a for n, a in arrays.items()}
+        return cast_arrays(to_named(state.params), self._dtype)
 
     def _committed(self, version: int) -> WeightManifest | None:
         try:
@@ -137,36 +147,50 @@ class PublishWeights:
 class RetireVersions:
     """Deletes versions nobody needs any more (``infra.weights.retention``).
 
+    A lease that cannot be read stops this, not the run: ``retire_blocked`` is 1 until it is gone.
+
     Args:
+        store: the run; its leases count.
         weights: the weight store.
         keep_versions: how many of the newest stay.
         durable: version of the newest complete checkpoint, or None.
-        leased: versions that other roles still use.
+        leased: version -> who, of those that other roles still use.
+        clock: judges leases.
     """
 
     def __init__(
         self,
+        store: ObjectStore,
         weights: StoredWeights,
         keep_versions: int,
         durable: Callable[[], int | None],
-        leased: Callable[[], Iterable[int]],
+        leased: Callable[[], Mapping[int, str]],
+        clock: Clock,
     ) -> None:
-        self._weights, self._keep_versions = weights, keep_versions
-        self._durable, self._leased = durable, leased
+        self._store, self._weights, self._keep_versions = store, weights, keep_versions
+        self._durable, self._leased, self._clock = durable, leased, clock
 
     def after_step(self, info: StepInfo) -> None:
         started = time.perf_counter()
         latest = self._weights.latest()
         if latest is not None and latest.version == info.version:
-            keep = versions_to_keep(
-                self._weights.versions(),
-                latest=latest.version,
-                keep_versions=self._keep_versions,
-                checkpoint_version=self._durable(),
-                leased=self._leased(),
-            )
-            self._weights.retire(keep)
+            try:
+                found = leases(self._store, self._clock.now())
+            except SchemaMismatch:
+                info.metrics["retire_blocked"] = 1.0
+            else:
+                self._retire(latest.version, {lease.version: n for n, lease in found.items()})
         info.seconds["retire"] = time.perf_counter() - started
+
+    def _retire(self, latest: int, leased: Mapping[int, str]) -> None:
+        keep = reasons_to_keep(
+            self._weights.versions(),
+            latest=latest,
+            keep_versions=self._keep_versions,
+            checkpoint_version=self._durable(),
+            leased={**self._leased(), **leased},
+        )
+        self._weights.retire(keep)
 
 
 def _digest(arrays: dict[str, np.ndarray]) -> str:

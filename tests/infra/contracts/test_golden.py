@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra.contracts.json_codec import from_json, to_json
-from infra.contracts.manifests import ShardManifest
+from infra.contracts.manifests import ShardManifest, WeightManifest
 from infra.contracts.rollout_codec import content_digest, decode_groups, encode_groups
 from infra.shards.shard_reader import read_shard
 from infra.shards.shard_writer import write_shard
 from infra.storage.memory_store import MemoryStore
-from tests.golden_records import FOLDER, GROUPS, RECIPE, RECORDS
+from tests.golden_records import FOLDER, GROUPS, RECIPE, RECORDS, WEIGHT_MANIFEST_1
 
 
 def golden(name: str) -> bytes:
@@ -30,6 +30,10 @@ def test_old_bytes_decode_and_new_encode_equal(name: str) -> None:
     record, data = RECORDS[name], golden(f"{name}.json")
     assert to_json(record) == data
     assert to_json(from_json(type(record), data)) == data
+
+
+def test_a_weight_manifest_of_schema_1_decodes() -> None:
+    assert from_json(WeightManifest, golden("weight_manifest.json")) == WEIGHT_MANIFEST_1
 
 
 def test_an_old_shard_decodes_and_its_content_digest_is_the_same() -> None:

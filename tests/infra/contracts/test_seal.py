@@ -13,7 +13,7 @@ from infra.contracts.records import Prompt
 from tests.builders import make_prompt
 from tests.golden_records import RECORDS
 
-MARKERS = ["shard_manifest", "weight_manifest", "ledger_entry", "control_state"]
+MARKERS = ["shard_manifest", "weight_manifest_delta", "ledger_entry", "control_state"]
 
 
 @pytest.mark.parametrize("name", MARKERS)

@@ -56,7 +56,7 @@ def damage(run: Path, version: int) -> None:
 def test_list(run, capsys):
     assert main([str(run)], ManualClock(110.0)) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["version", "step", "size", "age", "digest", "parent"]
+    assert lines[0].split() == ["version", "step", "size", "age", "digest", "parent", "form"]
     assert [line.split()[:2] for line in lines[1:]] == [["0", "0"], ["1", "2"], ["2", "4"]]
     assert [line.endswith("<- LATEST") for line in lines[1:]] == [False, False, True]
 
@@ -74,6 +74,8 @@ def test_list_as_json(run, capsys):
                 "size_bytes": manifest.parts[0].size_bytes,
                 "digest": manifest.digest,
                 "parent": "",
+                "cast": "",
+                "base": None,
                 "age_secs": 9.0,
             }
         ],
@@ -151,9 +153,12 @@ def test_a_model_folder_that_is_gone(run, tmp_path, capsys):
         (["{run}", "--version", "7"], "no version 7"),
         (["{run}@1", "--version", "2"], "disagree"),
         (["{run}", "export"], "give the folder"),
-        (["{run}", "check", "x"], "takes no folder"),
+        (["{run}", "list", "x"], "takes no 'x'"),
+        (["{run}", "show", "x"], "x is no version"),
+        (["{run}", "verify", "7"], "no version 7"),
+        (["{run}@1", "show", "2"], "disagree"),
+        (["{run}", "list", "--dry-run"], "--dry-run is for gc"),
         (["{run}x"], "there is no run"),
-        (["gs://bucket/run"], "not supported yet"),
         (["{run}/weights/v00000001"], "no weights are published"),
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -10,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from infra.clock import ManualClock
-from infra.contracts.errors import DamagedObject, SchemaMismatch, StorageError
-from infra.contracts.json_codec import from_json, to_json
+from infra.contracts.errors import DamagedObject, NewerSchema, SchemaMismatch, StorageError
+from infra.contracts.json_codec import from_json, to_marker, unseal
 from infra.contracts.manifests import WeightManifest
 from infra.storage import run_layout
 from infra.storage.local_store import LocalStore
@@ -19,7 +20,8 @@ from infra.storage.memory_store import MemoryStore
 from infra.weights.stored_weights import StoredWeights
 from infra.weights.tensor_file import digest_of
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "weight_manifest_v1.json"
+GOLDEN = Path(__file__).parents[2] / "golden"
+LATEST = run_layout.WEIGHTS_LATEST
 FACTS = {
     "parent": "replay",
     "optimizer_step": 24,
@@ -346,21 +348,27 @@ def test_verified_once_and_timed(tmp_path):
         StoredWeights(store, "r").fetch(0)
 
 
+MANIFEST = "weights/v00000001/MANIFEST.json"
+
+
 @pytest.mark.parametrize(
     "key, old, new, error, words",
     [
-        (
-            "weights/v00000001/MANIFEST.json",
-            b'"shape":[5,4]',
-            b'"shape":[4,5]',
-            DamagedObject,
-            "says",
-        ),
-        ("weights/v00000001/MANIFEST.json", b'"version":1', b'"version":3', DamagedObject, "says"),
-        ("weights/v00000001/MANIFEST.json", b'"part":0', b'"part":7', DamagedObject, "says"),
-        ("weights/v00000001/MANIFEST.json", b'"parts"', b'"prats"', SchemaMismatch, "prats"),
-        ("weights/LATEST", b"{", b"", SchemaMismatch, "LatestPointer"),
-        ("weights/LATEST", b'"version":1', b'"version":4', DamagedObject, "is missing"),
+        (MANIFEST, b'"shape":[5,4]', b'"shape":[4,5]', DamagedObject, "says version 1, digest"),
+        (MANIFEST, b'"version":1', b'"version":3', DamagedObject, "says version 3"),
+        (MANIFEST, b'"part":0', b'"part":7', DamagedObject, "lies in part 7 of 1"),
+        (MANIFEST, b'"part":0', b'"part":-1', DamagedObject, "lies in part -1 of 1"),
+        (MANIFEST, b'"offset":', b'"offset":-', DamagedObject, "at -"),
+        (MANIFEST, b'"size_bytes":80', b'"size_bytes":84', DamagedObject, "has 84 bytes as"),
+        (MANIFEST, b'"blocks":[]', b'"blocks":[7]', DamagedObject, "1 block checksums"),
+        (MANIFEST, b'"axis":0', b'"axis":"x"', SchemaMismatch, r"tensors\[0\].axis: expected"),
+        (MANIFEST, b'"created_at":', b'"created_at":"now","x":', SchemaMismatch, "created_at"),
+        (MANIFEST, b'"parts"', b'"prats"', SchemaMismatch, "prats"),
+        (MANIFEST, b'"base":null', b'"base":7', SchemaMismatch, "base: expected an object"),
+        (MANIFEST, b'"schema_version":2', b'"schema_version":9', NewerSchema, "newer program"),
+        (LATEST, b"{", b"", SchemaMismatch, "LatestPointer"),
+        (LATEST, b'"version":1', b'"version":4', DamagedObject, "is missing"),
+        (LATEST, b'"epoch":0', b'"epoch":null', SchemaMismatch, "epoch"),
     ],
 )
 def test_damaged_markers_are_named(tmp_path, key, old, new, error, words):
@@ -369,19 +377,42 @@ def test_damaged_markers_are_named(tmp_path, key, old, new, error, words):
     data = (tmp_path / key).read_bytes()
     assert old in data
     (tmp_path / key).write_bytes(data.replace(old, new, 1))
+    with pytest.raises(SchemaMismatch, match="does not match its seal"):
+        StoredWeights(store, "r").latest()
+    (tmp_path / key).write_bytes(unseal(data).replace(old, new, 1))
     with pytest.raises(error, match=words) as e:
         StoredWeights(store, "r").latest()
     assert key in str(e.value) and "\n" not in str(e.value)
 
 
-def test_golden_manifest():
-    """The format of version 1; changing these bytes means a new schema version."""
-    arrays = make_arrays()
+def golden_manifest() -> WeightManifest:
     weights = StoredWeights(MemoryStore(), "golden", clock=ManualClock(1.5), part_bytes=60)
-    manifest = weights.publish(12, arrays, **FACTS)
-    golden = GOLDEN.read_bytes().rstrip(b"\n")
-    assert to_json(manifest) == golden
+    return weights.publish(12, make_arrays(), **FACTS)
+
+
+def test_golden_manifest():
+    """The format of version 2; changing these bytes means a new schema version."""
+    golden = (GOLDEN / "weight_manifest_v2.json").read_bytes().rstrip(b"\n")
+    assert to_marker(golden_manifest()) == golden
+    assert from_json(WeightManifest, golden) == golden_manifest()
+
+
+def test_a_version_of_schema_1_is_read():
+    golden = (GOLDEN / "weight_manifest_v1.json").read_bytes().rstrip(b"\n")
+    manifest = replace(golden_manifest(), schema_version=1)
     assert from_json(WeightManifest, golden) == manifest
+    store = MemoryStore()
+    StoredWeights(store, "golden", part_bytes=60).publish(12, make_arrays())
+    for key, data in (
+        (run_layout.weights_manifest(12), golden),
+        (run_layout.WEIGHTS_LATEST, b'{"digest":"%s","version":12}' % manifest.digest.encode()),
+    ):
+        store.delete(key)
+        store.create(key, data)
+    weights = StoredWeights(store, "golden")
+    assert weights.latest() == manifest and weights.verify(12) == len(make_arrays())
+    assert_same(weights.fetch(12), make_arrays())
+    assert weights.publish(13, make_arrays(1), incarnation="i", epoch=4).version == 13
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
