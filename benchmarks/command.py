@@ -8,7 +8,10 @@ import sys
 from infra.config import nearest
 from infra.contracts.errors import ConfigError
 
-BENCHMARKS = {"loop": "the whole loop against the same update done in one process"}
+BENCHMARKS = {
+    "loop": "the whole loop against the same update done in one process",
+    "storage": "weights, deltas, the weight server, shards, polling, each against a plain peer",
+}
 
 
 def main(argv: list[str]) -> int:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from curation.recipe import RecipeConfig, build_recipe, check_against_sampling
-from infra.contracts.errors import ConfigError
 from infra.run_config import (
     PIPELINE_SECTIONS,
     SharedConfig,
     parse_sections,
     parse_shared,
 )
-from infra.storage import run_layout
+from infra.run_tree import read_run_tree
 from infra.storage.object_store import ObjectStore
 
 LOCAL_RUNNER = "BundleBasedDirectRunner"
@@ -104,11 +102,5 @@ def parse_options(tree: Mapping[str, Any], where: str) -> PipelineOptions:
 
 def read_run_config(store: ObjectStore) -> tuple[SharedConfig, PipelineOptions]:
     """Read ``run.toml`` of a run. Raises ``ConfigError`` if there is none or it is wrong."""
-    where = f"{store.url}/{run_layout.RUN_CONFIG}"
-    try:
-        tree = tomllib.loads(store.read(run_layout.RUN_CONFIG).decode())
-    except KeyError:
-        raise ConfigError(f"{where}: there is none; `headrace run CONFIG` creates a run") from None
-    except ValueError as e:
-        raise ConfigError(f"{where}: cannot be read as TOML: {e}") from e
+    tree, where = read_run_tree(store)
     return parse_shared(tree, where), parse_options(tree, where)

@@ -13,9 +13,9 @@ import sys
 import uuid
 from collections.abc import Sequence
 
-from infra.config import apply_overrides, read_toml
-from infra.contracts.errors import ConfigError, Preempted
-from infra.storage import run_layout
+from infra.config import apply_overrides
+from infra.contracts.errors import Preempted
+from infra.run_tree import read_run_tree, read_tree
 from trainer.config import parse_trainer
 
 
@@ -44,21 +44,18 @@ def main(argv: Sequence[str]) -> int:
     if args.check:
         from trainer.check import check
 
-        where = config_path(args.run)
-        tree = apply_overrides(read_toml(where), args.set)
+        tree, where = read_tree(args.run)
+        tree = apply_overrides(tree, args.set)
         report = check(parse_trainer(tree, where), prepare=args.prepare, environ=os.environ)
         print(report.to_json() if args.json else report.to_text(where))
         return 0
 
     from infra.clock import SystemClock
     from infra.hints import HintListener
-    from infra.storage.open_store import open_store
+    from infra.storage.open_store import local_folder, open_store
 
     store = open_store(args.run)
-    found = store.read_with_token(run_layout.RUN_CONFIG)
-    if found is None:
-        raise ConfigError(f"{args.run}: no run there; give the folder that 'headrace run' made")
-    config = parse_trainer(read_toml(config_path(args.run)), config_path(args.run))
+    config = parse_trainer(*read_run_tree(store))
 
     # JAX is loaded only now: --help, --check and a wrong folder answer at once.
     from trainer.stopping import Stopping
@@ -77,14 +74,10 @@ def main(argv: Sequence[str]) -> int:
             clock=SystemClock(),
             name=uuid.uuid4().hex[:12],
             environ=os.environ,
+            scratch=local_folder(store.url),
         )
         version = run.train()
     if stopping.preempted:
         raise Preempted(f"stopped by a signal; version {version} is saved, start again to go on")
     print(f"version {version}, nothing more to train", file=sys.stderr)
     return 0
-
-
-def config_path(run: str) -> str:
-    """The TOML file of a run folder, or the file itself."""
-    return os.path.join(run, run_layout.RUN_CONFIG) if os.path.isdir(run) else run

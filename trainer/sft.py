@@ -16,10 +16,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from infra.config import read_toml
 from infra.contracts.errors import ConfigError, HeadraceError
+from infra.run_tree import read_tree
 from trainer.config import OptimizerConfig, TrainerConfig, parse_trainer
-from trainer.main import config_path
 
 CHECK_STEP = 2**62
 """Supervised step number whose problems are the check; no training step gets there."""
@@ -37,8 +36,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Warm-start and write the folder. Raises ``ConfigError`` for a task without a warm start."""
     args = parse_args(argv)
-    where = config_path(args.config)
-    config = parse_trainer(read_toml(where), where)
+    tree, where = read_tree(args.config)
+    config = parse_trainer(tree, where)
     prompts = config.shared.prompts
     if config.own.warm_start.target <= 0:
         raise ConfigError(f"{where} [warm_start]: target is not set; give the accuracy to reach")

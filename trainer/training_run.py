@@ -20,11 +20,13 @@ from infra.hints import send_hint
 from infra.ledger import ledger
 from infra.metrics import MetricsWriter
 from infra.storage import run_layout
+from infra.storage.folder_copy import download_folder
 from infra.storage.object_store import ObjectStore
 from infra.text.tokenizer import load_tokenizer
 from infra.weights.delta import DeltaPolicy
 from infra.weights.stored_weights import StoredWeights
-from trainer.checkpoint import Checkpoints, Progress, checkpoint_folder
+from trainer.checkpoint import Progress
+from trainer.checkpoint_copies import AnyCheckpoints, open_checkpoints
 from trainer.compile_cache import enable_compile_cache
 from trainer.config import TrainerConfig
 from trainer.feed.shard_feed import ShardFeed, Wakeups
@@ -61,6 +63,8 @@ class TrainingRun:
     name: str
     """Of this incarnation; unique."""
     environ: Mapping[str, str]
+    scratch: Path
+    """Of this run, on this machine: what a run in a bucket needs as files."""
 
     def train(self) -> int:
         """Train until the run is over or interrupted; return the last version.
@@ -77,7 +81,9 @@ class TrainingRun:
         folder = self._model_folder()
         learner = Learner(load_config(folder), self.config)
         metrics = MetricsWriter(self.store, ROLE, self.name, self.clock)
-        checkpoints = Checkpoints(checkpoint_folder(self.store.url), kept.keep_checkpoints)
+        checkpoints = open_checkpoints(
+            self.store, kept.keep_checkpoints, self.scratch / run_layout.CHECKPOINTS
+        )
         try:
             state, progress = self._restore(checkpoints, learner, folder)
             weights = self._weights()
@@ -112,7 +118,9 @@ class TrainingRun:
         Raises:
             ConfigError: the model is missing, or a warm start is configured and was not made.
         """
-        made = Path(self.store.url) / run_layout.INIT_MODEL
+        made = self.scratch / run_layout.INIT_MODEL
+        if download_folder(self.store, run_layout.INIT_MODEL, made):  # a run in a bucket
+            return made
         if self.store.read_with_token(run_layout.INIT_DONE) or (made / MARKER).is_file():
             return made
         if self.config.own.warm_start.target:
@@ -123,7 +131,7 @@ class TrainingRun:
         return resolve_model(self.config.own.model, cache_folder(self.environ))
 
     def _restore(
-        self, checkpoints: Checkpoints, learner: Learner, folder: Path
+        self, checkpoints: AnyCheckpoints, learner: Learner, folder: Path
     ) -> tuple[TrainState, Progress]:
         """The newest checkpoint, else version 0."""
         found = checkpoints.restore(learner.state_shapes())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from infra.contracts.errors import ConfigError
@@ -37,3 +39,16 @@ def open_store(url: str) -> ObjectStore:
     raise ConfigError(
         f"{url!r}: not a location of a run; give a local folder, file:///folder or gs://bucket/path"
     )
+
+
+def local_folder(url: str) -> Path:
+    """The folder of this machine that goes with a location: for logs, locks and unfinished files.
+
+    A local run's own; for ``gs://bucket/path`` it is ``runs/bucket/path`` where the user stands.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return Path(url)
+    if scheme == "file":
+        return Path(unquote(urlsplit(url).path))
+    return Path("runs", *re.findall(r"[\w.~-]*\w[\w.~-]*", rest))

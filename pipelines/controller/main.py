@@ -10,13 +10,12 @@ import argparse
 import os
 import signal
 import sys
-import tomllib
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from infra.contracts.errors import ConfigError, Preempted
-from infra.storage import run_layout
+from infra.run_tree import read_run_tree
 from infra.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ def main(argv: Sequence[str]) -> int:
     from infra.storage.open_store import open_store
 
     store = open_store(args.run)
-    tree = read_run_config(store)
-    where = f"{args.run}/{run_layout.RUN_CONFIG}"
+    tree, where = read_run_tree(store)
 
     # gRPC, the Pub/Sub types and Arrow load only now: --help and a wrong folder answer at once.
     from infra.hints import HintListener
@@ -108,17 +106,6 @@ def build(store: ObjectStore, tree: Mapping[str, Any], where: str) -> Controller
         metrics=MetricsWriter(store, "controller", incarnation, clock),
         processes=processes,
     )
-
-
-def read_run_config(store: ObjectStore) -> dict[str, Any]:
-    """Read ``run.toml``. Raises ``ConfigError`` when there is no run, or it is not TOML."""
-    found = store.read_with_token(run_layout.RUN_CONFIG)
-    if found is None:
-        raise ConfigError(f"{store.url}: no run there; give the folder that 'headrace run' made")
-    try:
-        return tomllib.loads(found[0].decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{store.url}/{run_layout.RUN_CONFIG}: not TOML: {e}") from e
 
 
 def pipeline_processes(tree: Mapping[str, Any], where: str) -> int:

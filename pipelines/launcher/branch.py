@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from pathlib import Path
 
 from infra.config import to_toml
 from infra.contracts.errors import ConfigError
 from infra.storage import run_layout
+from infra.storage.folder_copy import upload_folder
 from infra.storage.open_run import open_run
 from infra.storage.open_store import open_store
 from infra.weights.command import split_version
@@ -21,7 +21,9 @@ from pipelines.launcher.role_commands import RoleCommands
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="headrace branch", description=__doc__)
     parser.add_argument("parent", metavar="RUN[@VERSION]", help="default: the newest version")
-    parser.add_argument("folder", metavar="NEW", help="folder of the new run; must not exist")
+    parser.add_argument(
+        "folder", metavar="NEW", help="where the new run will lie; nothing may be there"
+    )
     parser.add_argument(
         "--set",
         metavar="section.key=value",
@@ -30,14 +32,14 @@ def main(argv: list[str]) -> int:
         help="change a key of the parent's configuration; may be repeated",
     )
     args = parser.parse_args(argv)
-    version = branch(args.parent, Path(args.folder), args.set)
+    version = branch(args.parent, args.folder, args.set)
     print(f"{args.folder}: starts from version {version} of {split_version(args.parent)[0]}; next:")
     print(f"  headrace run {shlex.quote(args.folder)}")
     return 0
 
 
 def branch(
-    parent: str, folder: Path, overrides: list[str], commands: RoleCommands | None = None
+    parent: str, location: str, overrides: list[str], commands: RoleCommands | None = None
 ) -> int:
     """Create the new run's folder; return the version it starts from.
 
@@ -49,25 +51,26 @@ def branch(
     """
     from pipelines.launcher.run_plan import plan_run
 
-    location, asked = split_version(parent)
-    store = open_run(location)
+    origin, asked = split_version(parent)
+    store = open_run(origin)
     weights = StoredWeights(store, "")
     latest = weights.latest()
     versions = weights.versions()
     if latest is None or (asked is not None and asked not in versions):
         there = ", ".join(map(str, versions)) or "none"
         raise ConfigError(f"{parent}: no such version; published and kept: {there}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: it is not empty; give the folder of a new run")
+    new = open_store(location)
+    if new.list_after("", limit=1):
+        raise ConfigError(f"{location}: it is not empty; give the location of a new run")
     manifest = latest if asked is None else weights.manifest(asked)
-    config = str(Path(location) / run_layout.RUN_CONFIG)
-    names = [f"run.name={json.dumps(folder.resolve().name)}", *overrides]
-    plan = plan_run(config, str(folder), names, commands or RoleCommands())
+    name = json.dumps(new.url.rstrip("/").rpartition("/")[2])
+    plan = plan_run(origin, location, [f"run.name={name}", *overrides], commands or RoleCommands())
     weights.fetch(manifest.version)  # every byte is verified before it is copied
-    export_model(store, manifest, folder / run_layout.INIT_MODEL)
-    new = open_store(str(folder))
+    export_model(store, manifest, plan.folder / run_layout.INIT_MODEL)
+    if plan.remote:
+        upload_folder(new, run_layout.INIT_MODEL, plan.folder / run_layout.INIT_MODEL)
     lineage = {
-        "parent": location,
+        "parent": origin,
         "parent_run": manifest.run,
         "version": manifest.version,
         "digest": manifest.digest,

@@ -24,8 +24,15 @@ MEANING = {
 }
 
 
-def closing_words(summary: dict[str, Any], samples: Sequence[SampleRollout], folder: Path) -> str:
-    """Return the last words of a session, safe for a terminal."""
+def closing_words(
+    summary: dict[str, Any], samples: Sequence[SampleRollout], location: str, folder: Path
+) -> str:
+    """Return the last words of a session, safe for a terminal.
+
+    Args:
+        location: of the run, as commands take it.
+        folder: of this machine, where the logs are.
+    """
     counts = summary["audit"]
     ends = ("trained", "rejected", "failed", "dropped", "waiting", "in_flight")
     placed = ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in ends)
@@ -51,18 +58,18 @@ def closing_words(summary: dict[str, Any], samples: Sequence[SampleRollout], fol
             lines.append(f"      expected {printable(sample.answer, 100)}")
     lines += [
         "",
-        f"  report     {folder / run_layout.REPORT}",
-        f"  summary    {folder / run_layout.SUMMARY}",
+        f"  report     {location}/{run_layout.REPORT}",
+        f"  summary    {location}/{run_layout.SUMMARY}",
         f"  logs       {folder / run_layout.LOGS}",
         "",
         "Next:",
-        f"  headrace audit {folder}       where every admitted group is",
-        f"  headrace shards {folder}      what was generated",
-        f"  headrace weights {folder}     the versions; export one as a Hugging Face folder",
+        f"  headrace audit {location}       where every admitted group is",
+        f"  headrace shards {location}      what was generated",
+        f"  headrace weights {location}     the versions; export one as a Hugging Face folder",
     ]
     if summary["stop_reason"] in ("updates_reached", "wall_secs", "target_pass_rate"):
         more = 2 * max(summary["updates"], 1)
-        lines.append(f"  headrace run {folder} --set stop.updates={more}      go on")
+        lines.append(f"  headrace run {location} --set stop.updates={more}      go on")
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.contracts.errors import ConfigError
 from infra.run_config import SharedConfig
@@ -28,13 +28,17 @@ class DiskEstimate:
     def total(self) -> int:
         return self.weights + self.checkpoints + self.shards + self.spare
 
+    def elsewhere(self) -> DiskEstimate:
+        """What this machine needs when the run lies in a bucket: checkpoints in the making."""
+        return replace(self, weights=0, shards=0)
+
     def __str__(self) -> str:
         parts = (
             (self.weights, "weight versions"),
             (self.checkpoints, "checkpoints"),
             (self.shards, "shards"),
         )
-        listed = ", ".join(f"{size(amount)} {what}" for amount, what in parts)
+        listed = ", ".join(f"{size(amount)} {what}" for amount, what in parts if amount)
         return f"{size(self.total)} ({listed})"
 
 

@@ -58,7 +58,7 @@ def launch(
 
     Args:
         config: a TOML file, or the folder of a run.
-        run_dir: the run's folder; ``runs/<run.name>`` by default.
+        run_dir: the run's folder or ``gs://`` location; ``runs/<run.name>`` by default.
         overrides: ``section.key=value`` items.
         dry_run: check everything, print the resolved configuration and the plan, start nothing.
         as_json: end with the summary as one JSON line on ``out``; progress goes to stderr.
@@ -76,7 +76,7 @@ def launch(
     commands, clock, out = commands or RoleCommands(), clock or SystemClock(), out or sys.stdout
     started_at = clock.now()
     plan = plan_run(str(config), run_dir and str(run_dir), overrides, commands)
-    store = open_store(str(plan.folder))
+    store = open_store(plan.location)
     refuse_other_configuration(store, plan.tree)
     claim_port(plan.shared.endpoint.host, plan.shared.endpoint.port)
     if dry_run:
@@ -87,7 +87,7 @@ def launch(
     with only_launcher(plan.folder):
         reached = nothing_left(store, plan, clock)
         if reached:
-            words = f"{plan.folder}: complete ({MEANING[reached]}); raise [stop] to go on, e.g. "
+            words = f"{plan.location}: complete ({MEANING[reached]}); raise [stop] to go on, e.g. "
             more = 2 * plan.shared.stop.updates
             print(f"{words}--set stop.updates={more}", file=sys.stderr if as_json else out)
             if as_json:
@@ -111,7 +111,7 @@ def _run(
     """One session in a folder that is ours; see ``launch``."""
     resumed = enter_run(store, plan.tree)
     view = open_view(sys.stderr if as_json else out, plan.shared.run.name, plain=as_json)
-    view.say(f"{'resuming' if resumed else 'starting'} {plan.shared.run.name} in {plan.folder}")
+    view.say(f"{'resuming' if resumed else 'starting'} {plan.shared.run.name} in {plan.location}")
     with tempfile.TemporaryDirectory(prefix="hr-") as hints, SignalWaker() as waker:
         os.environ[FOLDER_VARIABLE] = hints
         session = Session(
@@ -138,7 +138,7 @@ def _run(
     if as_json:
         print(json.dumps(summary), file=out)
     else:
-        print(closing_words(summary, read_samples(store), plan.folder), file=out)
+        print(closing_words(summary, read_samples(store), plan.location, plan.folder), file=out)
     if problem is not None:
         raise problem
     return code

@@ -9,6 +9,7 @@ _EXAMPLES = """examples:
   headrace run examples/demo.toml --set stop.updates=10    change a key
   headrace run my.toml --dry-run                           check everything, start nothing
   headrace run runs/tiny --set stop.updates=200            go on with the run of a folder
+  headrace run my.toml --run-dir gs://bucket/my-run        keep the run in a bucket
 """
 
 
@@ -19,8 +20,10 @@ def main(argv: list[str]) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("config", metavar="CONFIG", help="TOML file, or the folder of a run")
-    parser.add_argument("--run-dir", metavar="DIR", help="default: runs/<run.name>")
+    parser.add_argument("config", metavar="CONFIG", help="TOML file, or the location of a run")
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="folder or gs://bucket/path; default: runs/<run.name>"
+    )
     parser.add_argument(
         "--set",
         metavar="section.key=value",

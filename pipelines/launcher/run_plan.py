@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.config import apply_overrides, read_toml, to_toml
+from infra.config import apply_overrides, to_toml
 from infra.contracts.errors import HeadraceError
 from infra.prompts.prompt_set import load_prompt_set
 from infra.run_config import SHARED_SECTIONS, TRAINER_SECTIONS, SharedConfig, parse_shared
-from infra.storage import run_layout
+from infra.run_tree import is_run_location, read_tree
+from infra.storage.open_store import local_folder
 from pipelines.launcher.disk_estimate import DiskEstimate, estimate_disk, size
 from pipelines.launcher.role_commands import RoleCommands
 from pipelines.launcher.role_process import guarded
@@ -31,7 +32,10 @@ class RunPlan:
 
     config: str
     """The file it was read from, for messages."""
+    location: str
+    """Of the run: a folder or a URL, as the roles are told."""
     folder: Path
+    """Of this machine: for a local run the same; for one in a bucket, where logs lie."""
     tree: Tree
     """Every section with every key: what ``run.toml`` will hold."""
     shared: SharedConfig
@@ -44,6 +48,11 @@ class RunPlan:
     """How many of them are evaluated; 0: no evaluation."""
     warm_start: bool
 
+    @property
+    def remote(self) -> bool:
+        """Whether the run lies elsewhere than in a folder of this machine."""
+        return "://" in self.location
+
     def describe(self) -> str:
         """Return the plan for ``--dry-run``."""
         port = self.shared.endpoint.port or "a free port"
@@ -55,22 +64,16 @@ class RunPlan:
         return "\n".join(
             [
                 f"# plan of {self.config}",
-                f"folder     {self.folder}",
+                f"location   {self.location}",
                 f"roles      {', '.join(roles)}",
                 f"model      {self.parameters:,} parameters",
                 f"prompts    {self.train_prompts} to train on, {held_out}",
-                f"disk       {self.disk}, free {size(free_bytes(self.folder))}",
+                f"disk       {self.disk}, free {size(free_bytes(self.folder))}"
+                + (f" in {self.folder}" if self.remote else ""),
                 f"order      {first} trainer and the worker, evaluation of version 0, "
                 f"{self.shared.stop.updates} updates, evaluation of the last version",
             ]
         )
-
-
-def find_run(config: str, run_dir: str | None) -> tuple[str, str | None]:
-    """Return (configuration file, run folder); ``config`` may be a run's own folder."""
-    if Path(config).is_dir():
-        return str(Path(config) / run_layout.RUN_CONFIG), run_dir or config
-    return config, run_dir
 
 
 def plan_run(
@@ -84,8 +87,10 @@ def plan_run(
     Raises:
         ConfigError: one line that says what is wrong and what to do.
     """
-    config, run_dir = find_run(config, run_dir)
-    tree = apply_overrides(read_toml(config), overrides)
+    if is_run_location(config):
+        run_dir = run_dir or config
+    tree, config = read_tree(config)
+    tree = apply_overrides(tree, overrides)
     shared = parse_shared(tree, config)
     options = parse_options(tree, config)
     prompts = load_prompt_set(shared.prompts)
@@ -94,21 +99,25 @@ def plan_run(
     resolved = {name: asdict(getattr(shared, name)) for name in SHARED_SECTIONS}
     resolved |= asdict(options) | own
     kept = own["checkpoint"]
+    location = (run_dir or str(Path("runs") / shared.run.name)).rstrip("/")
+    folder, remote = local_folder(location), location.startswith("gs:")
+    disk = estimate_disk(
+        shared,
+        version_bytes=trainer["version_bytes"],
+        checkpoint_bytes=trainer["checkpoint_bytes"],
+        keep_versions=kept["keep_versions"],
+        keep_checkpoints=kept["keep_checkpoints"],
+        every_steps=kept["every_steps"],
+    )
     return RunPlan(
         config=config,
-        folder=Path(run_dir or Path("runs") / shared.run.name),
+        location=location if remote else str(folder),
+        folder=folder,
         tree=resolved,
         shared=shared,
         processes=options.pipeline.processes,
         parameters=trainer["parameters"],
-        disk=estimate_disk(
-            shared,
-            version_bytes=trainer["version_bytes"],
-            checkpoint_bytes=trainer["checkpoint_bytes"],
-            keep_versions=kept["keep_versions"],
-            keep_checkpoints=kept["keep_checkpoints"],
-            every_steps=kept["every_steps"],
-        ),
+        disk=disk.elsewhere() if remote else disk,
         train_prompts=len(prompts.train),
         held_out_prompts=min(len(prompts.held_out), options.evaluation.problems),
         warm_start=own["warm_start"]["target"] > 0,

@@ -15,6 +15,7 @@ from infra.clock import Clock
 from infra.contracts.errors import HeadraceError
 from infra.hints import FOLDER_VARIABLE, send_hint
 from infra.storage import run_layout
+from infra.storage.folder_copy import upload_folder
 from infra.storage.object_store import ObjectStore
 from pipelines.launcher.launcher_state import (
     Evaluation,
@@ -80,7 +81,7 @@ class Session:
     ) -> None:
         self._plan, self._store, self._commands, self._hints = plan, store, commands, hints
         self._clock, self._waker, self._view = clock, waker, view
-        self._run = str(plan.folder)
+        self._run = plan.location
         self._folder = plan.folder
         earlier = load_state(store)
         self._earlier_secs = earlier.wall_secs
@@ -137,6 +138,8 @@ class Session:
         self._view.say(f"warm start: supervised steps into {out}")
         argv = self._commands.warm_start(self._run, str(out))
         self._finish(RoleSpec(name="warm-start", argv=argv, repeatable=False))
+        if self._plan.remote:
+            upload_folder(self._store, run_layout.INIT_MODEL, out)
         self._store.create(run_layout.INIT_DONE, json.dumps({"by": "warm start"}).encode())
 
     def _start_serving(self) -> None:

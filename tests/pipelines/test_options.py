@@ -59,7 +59,7 @@ def test_a_run_without_configuration(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read as TOML"):
         read_run_config(store)
     store.delete("run.toml")
-    with pytest.raises(ConfigError, match="there is none"):
+    with pytest.raises(ConfigError, match="no run there"):
         read_run_config(store)
 
 

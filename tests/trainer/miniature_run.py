@@ -146,6 +146,7 @@ def run_trainer(
         name=name,
         # the session's compile cache (conftest): another folder would compile everything anew
         environ={"HEADRACE_CACHE": str(Path(jax.config.jax_compilation_cache_dir).parent)},
+        scratch=Path(store.url),
     )
     return run.train()
 

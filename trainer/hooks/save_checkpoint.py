@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from infra.clock import Clock
-from trainer.checkpoint import Checkpoints, Progress
+from trainer.checkpoint import Progress
+from trainer.checkpoint_copies import AnyCheckpoints
 from trainer.config import CheckpointConfig
 from trainer.loop import StepInfo
 from trainer.state import TrainState
@@ -25,7 +26,7 @@ class SaveCheckpoint:
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
+        checkpoints: AnyCheckpoints,
         config: CheckpointConfig,
         progress: Progress,
         clock: Clock,

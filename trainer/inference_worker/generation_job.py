@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from infra.contracts.records import FinishReason, GenerateReply, GenerateRequest, Sample
-from trainer.inference_worker.engine_api import Prefix
+from trainer.inference_worker.engine_api import Prefix, SlotSampling
 
 
 class TextDecoder(Protocol):
@@ -69,6 +69,16 @@ class Job:
     @property
     def done(self) -> bool:
         return len(self.samples) == self.request.sampling.n
+
+    def slot_sampling(self, index: int) -> SlotSampling:
+        """How the engine draws sample ``index``."""
+        sampling = self.request.sampling
+        return SlotSampling(
+            seed=self.request.seeds[index],
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+        )
 
     def reply(
         self, digests: dict[int, str], engine: str, dtype: str, tokenizer_digest: str

@@ -10,12 +10,8 @@ import argparse
 import os
 import queue
 import signal
-import tomllib
-from typing import Any
 
-from infra.contracts.errors import ConfigError
-from infra.storage import run_layout
-from infra.storage.object_store import ObjectStore
+from infra.run_tree import read_run_tree
 from infra.storage.open_store import open_store
 
 ROLE = "worker"
@@ -31,24 +27,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def read_run_config(store: ObjectStore) -> tuple[dict[str, Any], str]:
-    """The run's resolved configuration, as a tree, and where it lies."""
-    where = f"{store.url}/{run_layout.RUN_CONFIG}"
-    try:
-        return tomllib.loads(store.read(run_layout.RUN_CONFIG).decode()), where
-    except KeyError:
-        raise ConfigError(
-            f"{where}: no such run; give the folder that 'headrace run' made"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{where}: cannot be read as TOML: {e}") from e
-
-
 def main(argv: list[str]) -> int:
     """Serve until SIGTERM or SIGINT (exit 0) or until a thread fails."""
     args = parse_args(argv)
     store = open_store(args.run)
-    tree, where = read_run_config(store)
+    tree, where = read_run_tree(store)
 
     # JAX is loaded only now: --help and a wrong folder answer at once.
     from infra.clock import SystemClock

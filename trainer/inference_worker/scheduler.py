@@ -4,7 +4,7 @@
     offer_weights(version, params) -> taken at a boundary, or between two tokens
 
 One thread owns the engine and calls ``step``; any thread may submit or offer. A request whose
-``min_version`` is newer than the weights waits in the queue and says so through ``on_behind``.
+``min_version`` is newer than the weights waits in the queue and the observer hears of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -23,8 +22,9 @@ from infra.contracts.errors import InferenceError
 from infra.contracts.records import GenerateReply, GenerateRequest
 from infra.text.tokenizer import Tokenizer
 from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.engine_api import Engine, Params, ResultTokens, SlotSampling
+from trainer.inference_worker.engine_api import Engine, Params, ResultTokens
 from trainer.inference_worker.generation_job import Job, Response, finish_reason
+from trainer.inference_worker.observer import Observer
 from trainer.inference_worker.totals import Totals
 
 ENGINE_NAME = "headrace"
@@ -48,14 +48,14 @@ class Scheduler:
         tokenizer: Tokenizer,
         settings: InferenceConfig,
         clock: Clock,
-        on_behind: Callable[[int], None] = lambda version: None,
+        observer: Observer | None = None,
     ) -> None:
-        """``on_behind(version)`` is called when a request needs a version that is not here yet."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._settings = settings
         self._clock = clock
-        self._on_behind = on_behind
+        self._observer = observer or Observer()
+        self._drawn_version = -1
         self._changed = threading.Condition()
         self._jobs: dict[str, Job] = {}  # by request id, in order of arrival
         self._offer: Offer | None = None
@@ -99,7 +99,7 @@ class Scheduler:
             behind = request.min_version > self._newest()
             self._changed.notify_all()
         if behind:
-            self._on_behind(request.min_version)
+            self._observer.behind(request.min_version)
         return job.future
 
     def offer_weights(self, version: int, digest: str, params: Params) -> None:
@@ -168,6 +168,9 @@ class Scheduler:
             return False
         self._state, result = self._engine.generate(self._state, slots=taken[-1] + 1)
         self._collect(result.convert_to_numpy())
+        if result.version != self._drawn_version:
+            self._drawn_version = result.version
+            self._observer.first_token(result.version)
         return True
 
     def _ready(self) -> bool:
@@ -220,6 +223,7 @@ class Scheduler:
             for job in self._jobs.values():
                 job.prefix = None
         self.totals.swaps += 1
+        self._observer.swapped(offer.version)
 
     def _fill(self) -> None:
         """Give free slots to the oldest eligible groups; prefill what has no prefix yet."""
@@ -244,7 +248,7 @@ class Scheduler:
             [job.prefix for job, _ in starts],
             self._state,
             slots,
-            [_slot_sampling(job.request, index) for job, index in starts],
+            [job.slot_sampling(index) for job, index in starts],
         )
 
     def _collect(self, result: ResultTokens) -> None:
@@ -288,13 +292,3 @@ class Scheduler:
                 retryable=False,
             )
         return prompt_ids
-
-
-def _slot_sampling(request: GenerateRequest, index: int) -> SlotSampling:
-    sampling = request.sampling
-    return SlotSampling(
-        seed=request.seeds[index],
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-    )

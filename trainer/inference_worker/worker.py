@@ -11,7 +11,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from infra.clock import Clock
+from infra.contracts.errors import ConfigError
+from infra.contracts.manifests import WeightManifest
 from infra.contracts.records import GenerateReply, GenerateRequest
 from infra.heartbeats import Heartbeat
 from infra.hints import HintListener, send_hint
@@ -19,13 +24,15 @@ from infra.metrics import MetricsWriter
 from infra.storage.object_store import ObjectStore
 from infra.text.tokenizer import load_tokenizer
 from infra.weights.stored_weights import StoredWeights
+from infra.weights.sync_times import SyncTimes
+from infra.weights.weight_follower import WeightFollower
 from trainer.compile_cache import enable_compile_cache
 from trainer.config import TrainerConfig
 from trainer.inference_worker.engine import DecoderEngine
+from trainer.inference_worker.observer import Observer
 from trainer.inference_worker.scheduler import Scheduler
 from trainer.inference_worker.server import WorkerServer
 from trainer.inference_worker.totals import Totals, rates
-from trainer.inference_worker.weight_follower import WeightFollower
 from trainer.model.pretrained import load_config, resolve_model
 
 BEAT_SECS = 1.0
@@ -61,15 +68,15 @@ class Worker:
         folder = resolve_model(config.own.model, cache)
         tokenizer = load_tokenizer(folder)
         self._engine = DecoderEngine(load_config(folder), settings)
-        self._scheduler = Scheduler(
-            self._engine, tokenizer, settings, clock, lambda v: send_hint(role, version=v)
-        )
-        weights = StoredWeights(store, config.shared.run.name, clock=clock)
-        self._follower = WeightFollower(
-            weights, self._engine.load_params, self._scheduler.offer_weights, tokenizer.digest
-        )
+        self._tokenizer_digest = tokenizer.digest
         self._heartbeat = Heartbeat(store, role, clock)
         self._metrics = MetricsWriter(store, role, f"{os.getpid()}-{int(clock.now())}", clock)
+        times = SyncTimes(clock, self._metrics.emit)
+        self._scheduler = Scheduler(
+            self._engine, tokenizer, settings, clock, _Observer(role, times)
+        )
+        weights = StoredWeights(store, config.shared.run.name, clock=clock)
+        self._follower = WeightFollower(weights, self._use, times, clock)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -87,7 +94,19 @@ class Worker:
             "slots": self._settings.slots,
             "busy": busy,
             "queued": queued,
+            "weights": self._follower.trouble or "ok",
         }
+
+    def _use(self, manifest: WeightManifest, arrays: dict[str, np.ndarray]) -> None:
+        """Put a version onto the device, beside the one in use, and offer it."""
+        if manifest.tokenizer_digest not in ("", self._tokenizer_digest):
+            raise ConfigError(
+                f"version {manifest.version} was made with tokenizer {manifest.tokenizer_digest}, "
+                f"this worker has {self._tokenizer_digest}; give both the same [model]"
+            )
+        # Wait for the copy here, so that the engine's thread never does.
+        params = jax.block_until_ready(self._engine.load_params(arrays))
+        self._scheduler.offer_weights(manifest.version, manifest.digest, params)
 
     def _submit(self, request: GenerateRequest) -> Future[GenerateReply]:
         return self._scheduler.submit(request)
@@ -147,8 +166,26 @@ class Worker:
         waiting = "the first weights" if health["version"] < 0 else ""
         if not waiting and not health["busy"]:
             waiting = "newer weights" if health["queued"] else "requests"
+            if health["queued"] and self._follower.trouble:
+                waiting = f"newer weights ({self._follower.trouble})"
         numbers = {key: health[key] for key in ("version", "busy", "queued", "slots")}
         self._heartbeat.beat("waiting" if waiting else "decoding", waiting, **numbers)
+
+
+class _Observer(Observer):
+    """Times each version, and wakes the follower when a request needs a newer one."""
+
+    def __init__(self, role: str, times: SyncTimes) -> None:
+        self._role, self._times = role, times
+
+    def behind(self, version: int) -> None:
+        send_hint(self._role, version=version)
+
+    def swapped(self, version: int) -> None:
+        self._times.mark(version, "swapped")
+
+    def first_token(self, version: int) -> None:
+        self._times.mark(version, "first_token")
 
 
 def _start(name: str, work: Callable[[], None], mailbox: Mailbox) -> threading.Thread:

@@ -91,7 +91,7 @@ def test_a_port_in_use(run: Path) -> None:
     ("text", "message"),
     [
         (None, "no run there"),
-        ("[run", "not TOML"),
+        ("[run", "cannot be read as TOML"),
         (RUN_TOML + "threads = 3\n[rum]\n", r"unknown section \[rum\]; did you mean 'run'"),
         (RUN_TOML.replace("= 2", "= 0"), r"\[pipeline\]: processes = 0; at least 1"),
         (RUN_TOML.replace('source = "addition"', 'path = "no.jsonl"'), r"no\.jsonl: no such file"),

@@ -37,7 +37,7 @@ def parent(tmp_path, monkeypatch):
 
 def test_a_branch_is_a_run_with_a_model_and_a_lineage(parent, tmp_path):
     new = tmp_path / "new"
-    assert branch(f"{parent}@1", new, ["run.seed=5"], COMMANDS) == 1
+    assert branch(f"{parent}@1", str(new), ["run.seed=5"], COMMANDS) == 1
     tree = read_toml(new / "run.toml")
     assert (tree["run"]["name"], tree["run"]["seed"]) == ("new", 5)
     digest = StoredWeights(LocalStore(parent), "").manifest(1).digest
@@ -50,7 +50,7 @@ def test_a_branch_is_a_run_with_a_model_and_a_lineage(parent, tmp_path):
 
 
 def test_the_newest_version_is_the_default(parent, tmp_path):
-    assert branch(str(parent), tmp_path / "new", [], COMMANDS) == 2
+    assert branch(str(parent), str(tmp_path / "new"), [], COMMANDS) == 2
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_newest_version_is_the_default(parent, tmp_path):
 )
 def test_bad_input_writes_nothing(parent, tmp_path, source, target, overrides, words):
     with pytest.raises(ConfigError) as refused:
-        branch(str(tmp_path / source), tmp_path / target, overrides, COMMANDS)
+        branch(str(tmp_path / source), str(tmp_path / target), overrides, COMMANDS)
     assert words in str(refused.value)
     assert not (tmp_path / "new").exists()
 
@@ -76,7 +76,7 @@ def test_damaged_weights_are_not_copied(parent, tmp_path):
     data[-1] ^= 1
     part.write_bytes(data)
     with pytest.raises(DamagedObject):
-        branch(f"{parent}@1", tmp_path / "new", [], COMMANDS)
+        branch(f"{parent}@1", str(tmp_path / "new"), [], COMMANDS)
     assert not (tmp_path / "new").exists()
 
 

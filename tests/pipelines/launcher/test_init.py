@@ -66,6 +66,6 @@ def test_what_is_written_can_be_run(tmp_path, monkeypatch, capsys):
     assert read_toml("my.toml")["recipe"]["scorers"] == ["my.py:score"]
     plan = plan_run("my.toml", None, [], RoleCommands())
     assert plan.train_prompts + plan.held_out_prompts == 50
-    assert "folder     runs/my" in plan.describe()
+    assert "location   runs/my" in plan.describe()
     with pytest.raises(HeadraceError, match="it exists"):
         main(["--prompts", "my.jsonl"])

@@ -104,7 +104,9 @@ def test_a_run_that_trained_nothing_has_a_page_too():
 
 
 def test_the_last_words_cannot_move_the_cursor(tmp_path):
-    words = closing_words({**summary(), "name": "x", "reasons": {}}, pick_samples([], 5), tmp_path)
+    words = closing_words(
+        {**summary(), "name": "x", "reasons": {}}, pick_samples([], 5), "runs/x", tmp_path
+    )
     assert "20.0% of 10 held-out" in words and "80.0% of 10 held-out" in words
     assert printable(HOSTILE) == "<script>alert(1)</script>\\x1b[2J\\u202eevil"
     assert printable("abcdef", 4) == "abc…"

@@ -12,6 +12,7 @@ from infra.contracts.errors import InferenceError
 from infra.contracts.records import FinishReason, GenerateRequest, Message, SamplingParams
 from trainer.inference_worker.config import InferenceConfig
 from trainer.inference_worker.counting_engine import CountingEngine
+from trainer.inference_worker.observer import Observer
 from trainer.inference_worker.scheduler import Scheduler
 
 END = 9
@@ -43,15 +44,29 @@ def request(name="r", *, prompt="0", n=2, version=0, timeout=10.0, seeds=None, *
     )
 
 
+class Seen(Observer):
+    def __init__(self):
+        self.calls = []
+
+    def behind(self, version):
+        self.calls.append(("behind", version))
+
+    def swapped(self, version):
+        self.calls.append(("swapped", version))
+
+    def first_token(self, version):
+        self.calls.append(("first_token", version))
+
+
 class Bench:
     """A scheduler and all that surrounds it."""
 
     def __init__(self, slots=4, version=0, **settings):
         self.clock = ManualClock()
-        self.behind = []
+        self.seen = Seen()
         self.engine = CountingEngine(slots, settings.get("max_len", 16), 10)
         config = InferenceConfig(slots=slots, **({"max_len": 16} | settings))
-        self.scheduler = Scheduler(self.engine, Digits(), config, self.clock, self.behind.append)
+        self.scheduler = Scheduler(self.engine, Digits(), config, self.clock, self.seen)
         if version >= 0:
             self.offer(version)
 
@@ -200,8 +215,9 @@ def test_the_deadline_frees_the_slots():
 def test_a_newer_min_version_waits_and_asks_for_weights_while_others_pass():
     bench = Bench()
     newer, older = bench.submit("new", version=2), bench.submit("old", version=0)
-    assert bench.behind == [2]
+    assert bench.seen.calls == [("behind", 2)]
     bench.drain()
+    assert bench.seen.calls[1:] == [("swapped", 0), ("first_token", 0)]
     assert older.done() and not newer.done()
     bench.offer(1)
     bench.drain()

@@ -102,7 +102,14 @@ def test_a_worker_answers_follows_and_stops(store, tmp_path):
 
         connection.request("GET", "/healthz")
         health = json.loads(connection.getresponse().read())
-        assert health == {"status": "ok", "version": 1, "slots": 8, "busy": 0, "queued": 0}
+        assert health == {
+            "status": "ok",
+            "version": 1,
+            "slots": 8,
+            "busy": 0,
+            "queued": 0,
+            "weights": "ok",
+        }
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
         assert process.stderr.read() == b""
@@ -111,7 +118,13 @@ def test_a_worker_answers_follows_and_stops(store, tmp_path):
         process.communicate()
     assert read_heartbeats(store)["worker"]["state"] == "stopped"
     rows = MetricsReader(store, "worker").poll()
-    assert sum(row["worker/rollouts"] for row in rows) == 9
+    assert sum(row.get("worker/rollouts", 0) for row in rows) == 9
+    synced = {row["worker/weights/version"]: row for row in rows if "worker/weights/version" in row}
+    assert sorted(synced) == [0, 1]
+    for row in synced.values():
+        ways = ("publish", "visible", "fetch", "load", "swap", "first_token")
+        parts = [row[f"worker/weights/{way}_secs"] for way in ways]
+        assert min(parts) >= 0 and row["worker/weights/sync_secs"] == pytest.approx(sum(parts))
 
 
 def test_a_taken_port_is_one_line_and_two(store, tmp_path):
@@ -127,7 +140,7 @@ def test_a_taken_port_is_one_line_and_two(store, tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (None, "no such run"),
+        (None, "no run there"),
         (b"[run", "cannot be read as TOML"),
         (CONFIG.replace(b"slots", b"slotz"), "did you mean 'slots'"),
         (CONFIG.replace(b"slots = 8", b"slots = 1"), "slots = 1; at least 2"),
