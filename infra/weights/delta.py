@@ -5,7 +5,7 @@ difference fit in a byte each and compress well. The stored bytes are, in this o
 
     gap        uint8[changed]   elements since the last changed one; 255: the next of `far`
     difference uint8[changed]   new minus old as integers, zigzag; 255: the next of `wide`
-    far        uint64[far]      gaps of 255 and more
+    far        int64[far]       gaps of 255 and more
     wide       uintN[wide]      differences of 255 and more, N the width of an element
 
 compressed by zstd where that is smaller. Rebuilding needs exactly the base's bytes; whether it did
@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from infra.contracts.manifests import TensorDelta
 
-_CHUNK = 1 << 16
-"""Elements compared at once: stays in the processor's cache (128 KB of bf16)."""
+_CHUNK = 1 << 18
+"""Elements compared at once: little memory, and few enough calls: 135 M elements of
+bf16 take 0.47 s, with a quarter of this 0.65 s."""
 _LONG = 255
 _ZSTD = pa.Codec("zstd", compression_level=1)
 
@@ -65,13 +66,16 @@ def encode(old: np.ndarray, new: np.ndarray) -> Change:
         changed = np.flatnonzero(before != after)
         if not len(changed):
             continue
-        gap = np.diff(changed, prepend=last - start) - 1
+        gap = np.empty_like(changed)
+        gap[0] = changed[0] + start - last
+        np.subtract(changed[1:], changed[:-1], out=gap[1:])
+        gap -= 1
         last = start + int(changed[-1])
-        _short(gap.astype(np.uint64), gaps, far)
-        _short(_zigzag(after[changed] - before[changed]), differences, wide)
+        _short(gap, gaps, far)
+        _short(_zigzag(after.take(changed) - before.take(changed)), differences, wide)
     pieces = [
         np.concatenate([np.empty(0, dtype), *found])
-        for dtype, found in (("u1", gaps), ("u1", differences), ("<u8", far), (new.dtype, wide))
+        for dtype, found in (("u1", gaps), ("u1", differences), ("<i8", far), (new.dtype, wide))
     ]
     raw = b"".join(piece.tobytes() for piece in pieces)
     small = _ZSTD.compress(raw).to_pybytes() if raw else raw
@@ -99,7 +103,7 @@ def rebuild(old: np.ndarray, delta: TensorDelta, data: np.ndarray) -> np.ndarray
     if len(raw) != sum(sizes):
         raise ValueError(f"{len(raw)} bytes, not {sum(sizes)}")
     gaps, differences, far, wide = np.split(raw, np.cumsum(sizes)[:-1])
-    positions = np.cumsum(_long(gaps, far.view("<u8"), np.dtype(np.int64)) + 1) - 1
+    positions = np.cumsum(_long(gaps, far.view("<i8"), np.dtype(np.int64)) + 1) - 1
     if len(positions) and not 0 <= positions[0] <= positions[-1] < len(new):
         raise ValueError(f"position {positions[-1]} of {len(new)}")
     step = _long(differences, wide.view(new.dtype), new.dtype)
@@ -119,11 +123,11 @@ def _zigzag(difference: np.ndarray) -> np.ndarray:
 
 
 def _short(values: np.ndarray, short: list[np.ndarray], long: list[np.ndarray]) -> None:
-    small = np.minimum(values, _LONG).astype(np.uint8)
+    beyond = np.flatnonzero(values >= _LONG)
+    small = values.astype(np.uint8)
+    small[beyond] = _LONG
     short.append(small)
-    beyond = small == _LONG
-    if beyond.any():
-        long.append(values[beyond])
+    long.append(values[beyond])
 
 
 def _long(short: np.ndarray, long: np.ndarray, dtype: np.dtype) -> np.ndarray:

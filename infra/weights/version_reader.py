@@ -94,7 +94,13 @@ class VersionReader:
         self._base = None
 
     def check_headers(self, manifest: WeightManifest) -> None:
-        """Raise ``DamagedObject`` if a part's header is not the one that its name is a hash of."""
+        """Raise ``DamagedObject`` if a part's header is not the one that its name is a hash of.
+
+        Once per version where files are mapped, like the rest.
+        """
+        verified = self._verified.get((manifest.version, manifest.digest), set())
+        if ("", -1, 0) in verified:
+            return
         inside: dict[int, list[tuple[tuple, TensorPiece]]] = {}
         for entry in manifest.tensors:
             width = tensor_file.dtype_of(entry.dtype).itemsize
@@ -114,6 +120,7 @@ class VersionReader:
             name = tensor_file.part_name(data.tobytes(), (piece.crc32c for piece in ordered))
             if not part.key.endswith(f"/{name}.safetensors"):
                 raise self._failure(manifest, Damage(part.key, "its header is damaged"))
+        verified.add(("", -1, 0))
 
     def _blocks(self, manifest: WeightManifest, wanted: Sequence[Blocks]) -> list[np.ndarray]:
         try:
