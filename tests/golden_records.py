@@ -132,6 +132,7 @@ RECORDS = {
     "weight_manifest_delta": replace(
         WEIGHT_MANIFEST_1,
         schema_version=2,
+        updated_at=2.25,
         tensors=(
             replace(
                 WEIGHT_MANIFEST_1.tensors[0],

@@ -178,12 +178,22 @@ class WeightsConfig:
     ``training.publish_dtype = "bfloat16"``). 1: every version is full."""
     max_delta_share: float = 0.5
     """A delta larger than this share of the full version is published full instead."""
+    server: str = ""
+    """``grpc://host:port`` (or ``grpc+tls://``) of a ``headrace weights serve``: the trainer puts
+    versions there, workers ask it before the store. Empty: the store alone, the fastest on one
+    machine."""
+    token_file: str = ""
+    """Holds the server's token; empty: ``HEADRACE_WEIGHTS_TOKEN``."""
+    ca_file: str = ""
+    """PEM, whom to trust with TLS; empty: the system's authorities."""
 
     def __post_init__(self) -> None:
         refuse(
             (self.full_every >= 1, f"full_every = {self.full_every}; at least 1"),
             (0 < self.max_delta_share <= 1,
              f"max_delta_share = {self.max_delta_share}; must be above 0, at most 1"),
+            (not self.server or self.server.startswith(("grpc://", "grpc+tls://")),
+             f"server = {self.server!r}; give grpc://host:port or grpc+tls://host:port"),
         )  # fmt: skip
 
 

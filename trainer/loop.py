@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from infra.clock import Clock
 from infra.contracts.manifests import LedgerEntry
 from infra.contracts.records import Group
 from trainer.learner import Learner
@@ -42,6 +43,8 @@ class StepInfo:
     replayed: bool
     metrics: dict[str, float]
     seconds: dict[str, float]
+    updated_at: float
+    """Unix seconds at which the state was there: from here sync time counts."""
 
     @property
     def version(self) -> int:
@@ -49,7 +52,7 @@ class StepInfo:
 
 
 def run_steps(
-    state: TrainState, inputs: Iterable[StepInput], learner: Learner
+    state: TrainState, inputs: Iterable[StepInput], learner: Learner, clock: Clock
 ) -> Iterator[StepInfo]:
     """Learn from each input in turn. The consumer runs the hooks before it asks for the next."""
     for item in inputs:
@@ -60,4 +63,5 @@ def run_steps(
             replayed=item.replayed,
             metrics=learned.metrics,
             seconds=item.seconds | learned.seconds,
+            updated_at=clock.now(),
         )

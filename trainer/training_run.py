@@ -24,6 +24,7 @@ from infra.storage.folder_copy import download_folder
 from infra.storage.object_store import ObjectStore
 from infra.text.tokenizer import load_tokenizer
 from infra.weights.delta import DeltaPolicy
+from infra.weights.open_reader import open_push
 from infra.weights.stored_weights import StoredWeights
 from trainer.checkpoint import Progress
 from trainer.checkpoint_copies import AnyCheckpoints, open_checkpoints
@@ -100,7 +101,7 @@ class TrainingRun:
             hooks: tuple[Hook, ...] = (save, publish, retire, LogMetrics(metrics, heartbeat))
             publish.ensure(progress.version, state)
             inputs = self._inputs(progress.version, incarnation, heartbeat)
-            for info in run_steps(state, inputs, learner):
+            for info in run_steps(state, inputs, learner, self.clock):
                 state = info.state
                 for hook in hooks:
                     hook.after_step(info)
@@ -148,6 +149,7 @@ class TrainingRun:
         folder: Path,
         progress: Progress,
     ) -> PublishWeights:
+        served = self.config.own.weights
         return PublishWeights(
             self.store,
             weights,
@@ -162,6 +164,13 @@ class TrainingRun:
                 "hf": json.loads((folder / "config.json").read_text(encoding="utf-8")),
                 "folder": str(folder.absolute()),
             },
+            push=open_push(
+                served.server,
+                self.config.shared.run.name,
+                token_file=served.token_file,
+                ca_file=served.ca_file,
+                clock=self.clock,
+            ),
         )
 
     def _inputs(

@@ -146,6 +146,8 @@ class WeightManifest:
     incarnation: str
     """The trainer incarnation that published it."""
     created_at: float
+    updated_at: float = 0.0
+    """When the optimizer state was updated (Unix seconds, the trainer's clock); 0: not known."""
     epoch: int = 0
     """Running number of that incarnation; a lower one is fenced off. 0: not exclusive."""
     cast: str = ""

@@ -25,12 +25,17 @@ _EXAMPLES = """examples:
   headrace weights runs/demo verify            read every byte of every version (or: verify 12)
   headrace weights runs/demo gc --dry-run      what would be deleted, and why the rest is kept
   headrace weights runs/demo@12 export DIR     write version 12 as a Hugging Face folder
+  headrace weights serve runs/demo             keep the newest versions in memory (serve --help)
 """
 _ACTIONS = ("list", "show", "verify", "check", "gc", "export")
 
 
 def main(argv: Sequence[str], clock: Clock | None = None) -> int:
     """List, check or export. Raises ``ConfigError`` for what was asked wrongly."""
+    if argv[:1] == ["serve"]:
+        from infra.weights.flight_command import main as serve
+
+        return serve(argv[1:])
     parser = argparse.ArgumentParser(
         prog="headrace weights",
         description=__doc__,

@@ -24,11 +24,12 @@ class FlightPush:
 
     Args:
         server: where to.
+        run: its name, for the manifests that travel ahead.
         clock: spaces the attempts after an error.
     """
 
-    def __init__(self, server: FlightWeights, clock: Clock) -> None:
-        self._server, self._clock = server, clock
+    def __init__(self, server: FlightWeights, run: str, clock: Clock) -> None:
+        self._server, self._run, self._clock = server, run, clock
         self._pool = ThreadPoolExecutor(1, "weights-push")
         self._sending: Future[None] | None = None
         self._failed_at = 0.0
@@ -37,20 +38,14 @@ class FlightPush:
         self.failures = 0
 
     def begin(
-        self,
-        run: str,
-        version: int,
-        arrays: Mapping[str, np.ndarray],
-        *,
-        incarnation: str,
-        epoch: int,
+        self, version: int, arrays: Mapping[str, np.ndarray], *, incarnation: str, epoch: int
     ) -> None:
         """Start to send; the arrays must not change before ``commit``."""
         if self.trouble and 0 <= self._clock.now() - self._failed_at < REST_SECS:
             return
 
         def send() -> None:
-            manifest = provisional(run, version, arrays, incarnation=incarnation, epoch=epoch)
+            manifest = provisional(self._run, version, arrays, incarnation=incarnation, epoch=epoch)
             self._server.put(manifest, arrays)
 
         self._sending = self._pool.submit(send)

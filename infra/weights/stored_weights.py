@@ -85,6 +85,7 @@ class StoredWeights:
         cast: str = "",
         incarnation: str = "",
         epoch: int = 0,
+        updated_at: float = 0.0,
     ) -> WeightManifest:
         """Commit one version; see ``WeightStore.publish``. The arrays must not change meanwhile."""
         if version < 0 or not arrays:
@@ -96,11 +97,7 @@ class StoredWeights:
         if committed is not None and committed.digest == digest:
             self._remake(committed, arrays)
         if committed is None:
-            if newest is not None and newest.version >= version:
-                raise StorageError(
-                    f"{self._name(version)}: LATEST is already {newest.version} and versions only "
-                    f"grow; publish {newest.version + 1} or later"
-                )
+            self._refuse_older(version, newest)
             written = self._writer.write(version, tensors, self._changes(version, tensors))
             committed = self._commit(
                 WeightManifest(
@@ -115,6 +112,7 @@ class StoredWeights:
                     tokenizer_digest=tokenizer_digest,
                     incarnation=incarnation,
                     created_at=self._clock.now(),
+                    updated_at=updated_at,
                     epoch=epoch,
                     cast=cast,
                     base=written.base,
@@ -131,6 +129,13 @@ class StoredWeights:
         owner = {"incarnation": incarnation, "epoch": epoch}
         advance_latest(self._store, LatestPointer(version=version, digest=digest, **owner))
         return committed
+
+    def _refuse_older(self, version: int, newest: LatestPointer | None) -> None:
+        if newest is not None and newest.version >= version:
+            raise StorageError(
+                f"{self._name(version)}: LATEST is already {newest.version} and versions only "
+                f"grow; publish {newest.version + 1} or later"
+            )
 
     def latest(self) -> WeightManifest | None:
         """The manifest that LATEST points to; read again only when LATEST has moved."""

@@ -39,7 +39,7 @@ class SyncTimes:
         """A version was seen at ``seen_at`` and has been fetched now."""
         published = manifest.created_at
         moments = {
-            "updated": getattr(manifest, "updated_at", 0.0) or published,
+            "updated": manifest.updated_at or published,
             "published": published,
             "seen": seen_at,
             "fetched": self._clock.now(),

@@ -59,9 +59,9 @@ class WeightStore(WeightReader, Protocol):
     ) -> WeightManifest:
         """Commit one version. Idempotent: the same arrays again return the same manifest.
 
-        ``facts``: optimizer_step, model_config, tokenizer_digest, cast, incarnation, epoch (see the
-        manifest). Raises ``StorageError`` if the version exists with other weights or LATEST is
-        newer, ``Fenced`` if a newer incarnation publishes.
+        ``facts``: optimizer_step, model_config, tokenizer_digest, cast, incarnation, epoch,
+        updated_at (see the manifest). Raises ``StorageError`` if the version exists with other
+        weights or LATEST is newer, ``Fenced`` if a newer incarnation publishes.
         """
 
     def retire(self, keep: Iterable[int]) -> list[int]:

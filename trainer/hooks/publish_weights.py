@@ -17,6 +17,7 @@ from infra.contracts.manifests import WeightManifest
 from infra.storage.object_store import ObjectStore
 from infra.weights import tensor_file
 from infra.weights.cast import Cast, cast_arrays
+from infra.weights.flight_push import FlightPush
 from infra.weights.latest_pointer import LatestPointer, advance_latest, claim_latest
 from infra.weights.leases import leases
 from infra.weights.retention import reasons_to_keep
@@ -47,6 +48,7 @@ class PublishWeights:
         every: publish versions divisible by it; the last one is published by ``ensure``.
         announce: told each published version (hints to the other roles).
         diverged: a replay before this start already gave other weights.
+        push: the way into a weight server, besides the store.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class PublishWeights:
         announce: Callable[[int], None],
         diverged: bool = False,
         origin: Mapping[str, object] | None = None,
+        push: FlightPush | None = None,
     ) -> None:
         self._store, self._weights, self._incarnation = store, weights, incarnation
         self._facts = {
@@ -73,7 +76,7 @@ class PublishWeights:
         }
         self._dtype: Cast = dtype
         self._every = every
-        self._announce = announce
+        self._announce, self._push = announce, push
         claim_latest(store, incarnation.name, incarnation.epoch)
         self._latest: WeightManifest | None = weights.latest()
         self.diverged = diverged
@@ -89,12 +92,16 @@ class PublishWeights:
         if info.version <= self.latest:
             self.compare(info.version, info.state)
         elif info.version % self._every == 0:
-            self.ensure(info.version, info.state)
+            self.ensure(info.version, info.state, info.updated_at)
         info.metrics["replay_diverged"] = float(self.diverged)
+        if self._push is not None:
+            info.metrics["push_failures"] = float(self._push.failures)
         info.seconds["publish"] = time.perf_counter() - started
 
-    def ensure(self, version: int, state: TrainState) -> None:
+    def ensure(self, version: int, state: TrainState, updated_at: float = 0.0) -> None:
         """Publish ``version`` unless LATEST is there already; make sure that LATEST is whole.
+
+        ``updated_at``: when the optimizer state was, for the manifest.
 
         Raises:
             Fenced: another trainer owns the run.
@@ -117,9 +124,19 @@ class PublishWeights:
             return
         parent = REPLAY if self.diverged else (self._latest.digest if self._latest else "")
         optimizer_step = int(state.optimizer_step)
+        if self._push is not None:
+            who = {"incarnation": self._incarnation.name, "epoch": self._incarnation.epoch}
+            self._push.begin(version, arrays, **who)
         self._latest = self._weights.publish(
-            version, arrays, parent=parent, optimizer_step=optimizer_step, **self._facts
+            version,
+            arrays,
+            parent=parent,
+            optimizer_step=optimizer_step,
+            updated_at=updated_at,
+            **self._facts,
         )
+        if self._push is not None:
+            self._push.commit(self._latest)
         self.diverged = False
         self._announce(version)
 

@@ -23,6 +23,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", help="default: [endpoint] host")
     parser.add_argument("--port", type=int, help="default: [endpoint] port; 0: any free one")
     parser.add_argument("--version", type=int, help="serve this version only, follow none")
+    parser.add_argument(
+        "--weights-server", metavar="URL", default="", help="default: [weights] server"
+    )
     parser.add_argument("--role", default=ROLE, help="name in heartbeats, hints and metrics")
     return parser.parse_args(argv)
 
@@ -53,6 +56,7 @@ def main(argv: list[str]) -> int:
         role=args.role,
         host=args.host or endpoint.host,
         port=endpoint.port if args.port is None else args.port,
+        weights_server=args.weights_server,
     )
     worker.serve(mailbox, pinned=args.version)
     return 0

@@ -23,6 +23,8 @@ from infra.hints import HintListener, send_hint
 from infra.metrics import MetricsWriter
 from infra.storage.object_store import ObjectStore
 from infra.text.tokenizer import load_tokenizer
+from infra.weights.cast import dequantised
+from infra.weights.open_reader import open_reader
 from infra.weights.stored_weights import StoredWeights
 from infra.weights.sync_times import SyncTimes
 from infra.weights.weight_follower import WeightFollower
@@ -54,8 +56,11 @@ class Worker:
         role: str,
         host: str,
         port: int,
+        weights_server: str = "",
     ) -> None:
         """Bind the port and prepare the model's configuration; compiles and loads nothing yet.
+
+        ``weights_server``: instead of ``[weights] server``, e.g. this host's relay.
 
         Raises:
             ConfigError: the port is taken, or the model cannot be resolved.
@@ -75,7 +80,14 @@ class Worker:
         self._scheduler = Scheduler(
             self._engine, tokenizer, settings, clock, _Observer(role, times)
         )
-        weights = StoredWeights(store, config.shared.run.name, clock=clock)
+        served = config.own.weights
+        weights = open_reader(
+            StoredWeights(store, config.shared.run.name, clock=clock),
+            weights_server or served.server,
+            token_file=served.token_file,
+            ca_file=served.ca_file,
+            clock=clock,
+        )
         self._follower = WeightFollower(weights, self._use, times, clock)
 
     @property
@@ -105,6 +117,7 @@ class Worker:
                 f"this worker has {self._tokenizer_digest}; give both the same [model]"
             )
         # Wait for the copy here, so that the engine's thread never does.
+        arrays = dequantised(arrays, manifest)
         params = jax.block_until_ready(self._engine.load_params(arrays))
         self._scheduler.offer_weights(manifest.version, manifest.digest, params)
 
