@@ -16,18 +16,21 @@ from infra.storage.object_store import ObjectStore
 from infra.storage.open_run import open_run
 from infra.weights.collect import collect
 from infra.weights.export import export_model
+from infra.weights.leases import leased
 from infra.weights.show import show
 from infra.weights.stored_weights import StoredWeights
+from infra.weights.sync_report import report
 
 _EXAMPLES = """examples:
   headrace weights runs/demo                   list the versions
   headrace weights runs/demo show 12           what version 12 holds, and where it comes from
   headrace weights runs/demo verify            read every byte of every version (or: verify 12)
+  headrace weights runs/demo sync              from update to first token: median, p90, most
   headrace weights runs/demo gc --dry-run      what would be deleted, and why the rest is kept
   headrace weights runs/demo@12 export DIR     write version 12 as a Hugging Face folder
   headrace weights serve runs/demo             keep the newest versions in memory (serve --help)
 """
-_ACTIONS = ("list", "show", "verify", "check", "gc", "export")
+_ACTIONS = ("list", "show", "verify", "check", "sync", "gc", "export")
 
 
 def main(argv: Sequence[str], clock: Clock | None = None) -> int:
@@ -57,13 +60,16 @@ def main(argv: Sequence[str], clock: Clock | None = None) -> int:
     clock = clock or SystemClock()
     if args.action == "gc":
         return collect(store, weights, location, clock.now(), args.dry_run, args.json)
+    if args.action == "sync":
+        return report(store, location, args.json)
     if args.action in ("verify", "check"):
         return _verify(weights, _versions(weights, location, version), args.json)
     manifests = _manifests(weights, location, version)
     if args.action == "show":
         return show(weights, manifests[-1], clock.now(), args.json)
     if args.action == "export":
-        return _export(store, manifests[-1], Path(args.what), args.json)
+        with leased(store, weights, manifests[-1].version, clock, who="export"):
+            return _export(store, manifests[-1], Path(args.what), args.json)
     return _list(weights, manifests, clock.now(), args.json)
 
 

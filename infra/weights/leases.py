@@ -14,6 +14,9 @@ running out. Clocks of two machines meet here, so:
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.clock import Clock
@@ -24,6 +27,7 @@ from infra.storage.object_store import ObjectStore
 from infra.weights.weight_store import WeightReader
 
 MARGIN_SECS = 600.0
+LEASE_SECS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,23 @@ class HeldLease:
             lease = Lease(version=self._version, expires_at=ends)
             if self._store.compare_and_swap(self._key, to_marker(lease), found and found[1]):
                 return
+
+
+@contextlib.contextmanager
+def leased(
+    store: ObjectStore, weights: WeightReader, version: int, clock: Clock, *, who: str
+) -> Iterator[None]:
+    """Keep a version while this lasts, an hour at most (a reader that dies must not keep it).
+
+    Raises:
+        KeyError: the version is not committed, or was retired before the lease was written.
+    """
+    name = f"{who}-{os.getpid()}-{os.urandom(4).hex()}"
+    lease = HeldLease(store, weights, name, version, secs=LEASE_SECS, clock=clock)
+    try:
+        yield
+    finally:
+        lease.release()
 
 
 def leases(store: ObjectStore, now: float) -> dict[str, Lease]:

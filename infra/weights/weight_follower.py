@@ -15,7 +15,9 @@ import numpy as np
 from infra.clock import Clock
 from infra.contracts.errors import ConfigError, StorageError
 from infra.contracts.manifests import WeightManifest
+from infra.storage.object_store import ObjectStore
 from infra.weights.fetch_newest import Newest, fetch_newest
+from infra.weights.leases import leased
 from infra.weights.sync_times import SyncTimes
 from infra.weights.weight_store import WeightReader
 
@@ -72,11 +74,12 @@ class WeightFollower:
         self._hand_over(newest, seen_at)
         return True
 
-    def pin(self, version: int) -> None:
-        """Hand over exactly this version. Raises ``ConfigError`` if there is none."""
+    def pin(self, version: int, store: ObjectStore) -> None:
+        """Hand over exactly this version, leased while it is read; ``ConfigError`` without it."""
         seen_at = self._clock.now()
         try:
-            manifest, arrays = self._weights.manifest(version), self._weights.fetch(version)
+            with leased(store, self._weights, version, self._clock, who="pinned"):
+                manifest, arrays = self._weights.manifest(version), self._weights.fetch(version)
         except KeyError as e:
             known = self._weights.versions()
             raise ConfigError(f"there is no version {version}; committed: {known}") from e

@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 
+from infra.clock import SystemClock
 from infra.config import to_toml
 from infra.contracts.errors import ConfigError
 from infra.storage import run_layout
@@ -14,6 +15,7 @@ from infra.storage.open_run import open_run
 from infra.storage.open_store import open_store
 from infra.weights.command import split_version
 from infra.weights.export import export_model
+from infra.weights.leases import leased
 from infra.weights.stored_weights import StoredWeights
 from pipelines.launcher.role_commands import RoleCommands
 
@@ -65,8 +67,9 @@ def branch(
     manifest = latest if asked is None else weights.manifest(asked)
     name = json.dumps(new.url.rstrip("/").rpartition("/")[2])
     plan = plan_run(origin, location, [f"run.name={name}", *overrides], commands or RoleCommands())
-    weights.fetch(manifest.version)  # every byte is verified before it is copied
-    export_model(store, manifest, plan.folder / run_layout.INIT_MODEL)
+    with leased(store, weights, manifest.version, SystemClock(), who="branch"):
+        weights.fetch(manifest.version)  # every byte is verified before it is copied
+        export_model(store, manifest, plan.folder / run_layout.INIT_MODEL)
     if plan.remote:
         upload_folder(new, run_layout.INIT_MODEL, plan.folder / run_layout.INIT_MODEL)
     lineage = {

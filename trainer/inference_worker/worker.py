@@ -68,7 +68,7 @@ class Worker:
         settings = config.own.inference
         # Bind first: a taken port must not cost the user a compilation.
         self._server = WorkerServer(host, port, self._submit, self.health)
-        self._settings, self._clock, self._role = settings, clock, role
+        self._settings, self._clock, self._role, self._store = settings, clock, role, store
         enable_compile_cache(cache)
         folder = resolve_model(config.own.model, cache)
         tokenizer = load_tokenizer(folder)
@@ -140,7 +140,7 @@ class Worker:
         if pinned is None:
             threads.append(_start("weights", lambda: self._follow(stopped), mailbox))
         else:
-            self._follower.pin(pinned)
+            self._follower.pin(pinned, self._store)
         host, port = self.address
         print(f"serving on http://{host}:{port}", flush=True)
         failure = self._report_until(mailbox)

@@ -1,14 +1,18 @@
 """Following versions in a real store: the last good one stays, whatever happens to the newest."""
 
+import json
+
 import numpy as np
 import pytest
 
 from infra.clock import ManualClock
 from infra.contracts.errors import ConfigError, StorageError
+from infra.metrics import MetricsWriter
 from infra.storage import run_layout
 from infra.storage.memory_store import MemoryStore
 from infra.weights.stored_weights import StoredWeights
-from infra.weights.sync_times import SyncTimes
+from infra.weights.sync_report import report
+from infra.weights.sync_times import PARTS, SyncTimes
 from infra.weights.weight_follower import WeightFollower
 
 
@@ -66,10 +70,10 @@ def test_a_pinned_version_is_served_and_must_exist():
     bench = Bench()
     bench.publish(0)
     bench.publish(1)
-    bench.follower.pin(0)
-    assert bench.taken == [0]
+    bench.follower.pin(0, bench.store)
+    assert bench.taken == [0] and not bench.store.list_after(run_layout.WEIGHTS_LEASES)
     with pytest.raises(ConfigError, match=r"no version 9; committed: \[0, 1\]"):
-        bench.follower.pin(9)
+        bench.follower.pin(9, bench.store)
 
 
 def test_a_damaged_version_is_passed_over_and_the_next_one_taken():
@@ -159,3 +163,18 @@ def test_a_version_that_was_overtaken_has_no_row():
     bench.times.mark(0, "swapped")
     bench.times.mark(0, "first_token")
     assert [row["worker/weights/version"] for row in bench.rows] == [1]
+
+
+def test_the_report_has_percentiles_over_versions_and_workers(capsys):
+    store, clock = MemoryStore(), ManualClock()
+    assert report(store, "runs/x", False) == 0 and "no worker" in capsys.readouterr().out
+    for role, secs in (("worker", 1.0), ("worker-2", 3.0)):
+        writer = MetricsWriter(store, role, "one", clock)
+        row = {f"worker/weights/{part}_secs": 0.5 for part in (*PARTS, "sync")}
+        writer.emit(row | {"worker/weights/version": 1, "worker/weights/sync_secs": secs})
+        writer.flush()
+    assert report(store, "runs/x", True) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["versions"] == 2 and said["seconds"]["fetch"]["p50"] == 0.5
+    assert said["seconds"]["sync"] == {"p50": 2.0, "p90": 2.8, "p100": 3.0}
+    assert report(store, "runs/x", False) == 0 and "sync" in capsys.readouterr().out
