@@ -18,6 +18,9 @@ from infra.storage import run_layout
 from infra.storage.object_store import ObjectStore, Token
 
 RESERVED = frozenset({"role", "state", "waiting_for", "since", "at", "pid"})
+_LAST_WORDS = frozenset({"stopped", "failed", "finished"})
+BUCKET_SECS = 2.0
+"""A bucket takes one write per second and object; what comes sooner waits for the next beat."""
 _FOLDER = run_layout.heartbeat("").removesuffix(".json")
 
 
@@ -29,7 +32,8 @@ class Heartbeat:
         role: e.g. ``trainer``, ``rollouts-0``; one process at a time writes it.
         clock: stamps the beats.
         every_secs: beats that say the same are written at most this often, because each costs two
-            syncs of the disk; a new state or a new ``waiting_for`` is written at once.
+            syncs of the disk; a new state or a new ``waiting_for`` is written at once, in a bucket
+            every ``BUCKET_SECS``.
     """
 
     def __init__(
@@ -37,11 +41,13 @@ class Heartbeat:
     ) -> None:
         self._store, self._role, self._clock = store, role, clock
         self._every_secs = every_secs
+        self._least_secs = BUCKET_SECS if store.url.startswith("gs://") else 0.0
         self._token: Token | None = None
         self._written_at: float | None = None
         self._beaten_at = self._started_at = self._since = clock.now()
         self._idle_secs = 0.0
         self._doing = ("", "")
+        self._unsaid = False
 
     def beat(self, state: str, waiting_for: str = "", **numbers: Any) -> None:
         """Say what this role does from now on, until the next beat.
@@ -62,8 +68,8 @@ class Heartbeat:
         changed = self._doing != (state, waiting_for)
         if changed:
             self._doing, self._since = (state, waiting_for), now
-        due = self._written_at is None or now - self._written_at >= self._every_secs
-        if not (changed or due):
+        if not self._is_due(now, changed or self._unsaid, state):
+            self._unsaid = changed or self._unsaid
             return
         alive_secs = now - self._started_at
         share = self._idle_secs / alive_secs if alive_secs > 0 else 0.0
@@ -78,7 +84,13 @@ class Heartbeat:
             "pid": os.getpid(),
         }
         self._write(json.dumps(beat, sort_keys=True).encode())
-        self._written_at = now
+        self._written_at, self._unsaid = now, False
+
+    def _is_due(self, now: float, news: bool, state: str) -> bool:
+        if self._written_at is None or state in _LAST_WORDS:
+            return True
+        since = now - self._written_at
+        return since >= max(0.0 if news else self._every_secs, self._least_secs) or since < 0
 
     def _write(self, data: bytes) -> None:
         """Replace whatever is there: the newest beat wins, also over a dead process' last one."""

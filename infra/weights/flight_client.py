@@ -119,7 +119,7 @@ class FlightWeights:
             odd = sorted(pieces.keys() ^ arrays.keys())
             raise ValueError(f"version {manifest.version}: {odd[0]} is only in one of both")
         contents = (
-            (flight_wire.bytes_of(np.asarray(arrays[name])), piece.crc32c)
+            (tensor_file.bytes_of(np.asarray(arrays[name])), piece.crc32c)
             for name, piece in pieces.items()
         )
         options = self._deadline(sum(piece.size_bytes for piece in pieces.values()))

@@ -8,8 +8,9 @@ import numpy as np
 
 from infra.contracts.errors import DamagedObject
 from infra.contracts.manifests import WeightManifest
+from infra.weights import tensor_file
+from infra.weights.boxes import boxes
 from infra.weights.flight_wire import Piece
-from infra.weights.tensor_file import weights_digest
 from infra.weights.weight_store import TensorSlice
 
 
@@ -30,29 +31,29 @@ def asked_for(
 
     Raises ``KeyError`` for an unknown tensor, ``ValueError`` for a box outside it or a name twice.
     """
-    tensors = whole_tensors(manifest)
-    asked: list[str | TensorSlice] = list(tensors if wanted is None else wanted)
-    pieces = []
-    for item in asked:
-        name = item if isinstance(item, str) else item.name
-        if name not in tensors:
-            raise KeyError(f"weights version {manifest.version} has no tensor '{name}'")
-        tensor = tensors[name]
-        if isinstance(item, TensorSlice):
-            _check(item, tensor)
-            if item.shape != tensor.shape:
-                tensor = Piece(name=name, dtype=tensor.dtype, shape=item.shape, crc32c=None)
-        pieces.append(tensor)
-    names = [piece.name for piece in pieces]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"tensor {twice} is asked for twice")
+    asked: list[str | TensorSlice] = (
+        [entry.name for entry in manifest.tensors] if wanted is None else list(wanted)
+    )
+    pieces = [
+        Piece(
+            name=box.entry.name,
+            dtype=box.entry.dtype,
+            shape=box.shape,
+            crc32c=box.entry.crc32c if box.shape == box.entry.shape else None,
+        )
+        for box in boxes(manifest, asked, f"weights version {manifest.version}")
+    ]
     return asked, pieces
 
 
 def check_digest(manifest: WeightManifest) -> None:
-    """Raise ``DamagedObject`` unless the manifest's digest is that of the tensors it lists."""
-    found = weights_digest((e.name, e.shape, e.dtype, e.crc32c) for e in manifest.tensors)
+    """Raise ``DamagedObject`` unless the digest is that of the tensors, of types we know."""
+    unknown = [e.dtype for e in manifest.tensors if not tensor_file.is_known(e.dtype)]
+    if unknown:
+        raise DamagedObject(f"weights version {manifest.version}: unknown dtype {unknown[0]!r}")
+    found = tensor_file.weights_digest(
+        (e.name, e.shape, e.dtype, e.crc32c) for e in manifest.tensors
+    )
     if found != manifest.digest:
         raise DamagedObject(
             f"the manifest of weights version {manifest.version} says {manifest.digest}; its "
@@ -65,15 +66,3 @@ def cut(array: np.ndarray, item: str | TensorSlice) -> np.ndarray:
     if isinstance(item, str):
         return array
     return array[tuple(slice(s, s + n) for s, n in zip(item.start, item.shape, strict=True))]
-
-
-def _check(box: TensorSlice, tensor: Piece) -> None:
-    inside = len(box.start) == len(box.shape) == len(tensor.shape) and all(
-        min(start, length) >= 0 and start + length <= whole
-        for start, length, whole in zip(box.start, box.shape, tensor.shape, strict=True)
-    )
-    if not inside:
-        raise ValueError(
-            f"tensor {box.name}: the box at {box.start} of shape {box.shape} does not lie in a "
-            f"tensor of shape {tensor.shape}"
-        )

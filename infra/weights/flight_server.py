@@ -27,7 +27,7 @@ from infra.clock import Clock, SystemClock
 from infra.contracts.errors import ConfigError, HeadraceError
 from infra.contracts.json_codec import from_json, to_json
 from infra.contracts.manifests import WeightManifest
-from infra.weights import flight_wire
+from infra.weights import flight_wire, tensor_file
 from infra.weights.flight_auth import Credentials, TokenCheck
 from infra.weights.flight_pieces import asked_for, check_digest, cut, whole_tensors
 from infra.weights.flight_relay import PullThrough
@@ -195,8 +195,8 @@ def _contents(
 ) -> Iterator[tuple[np.ndarray, int]]:
     """Bytes and checksum of each piece, made when its turn comes: a cut box may be a copy."""
     for item, piece in zip(asked, pieces, strict=True):
-        data = flight_wire.bytes_of(cut(held.arrays[piece.name], item))
-        yield data, flight_wire.crc32c(data) if piece.crc32c is None else piece.crc32c
+        data = tensor_file.bytes_of(cut(held.arrays[piece.name], item))
+        yield data, tensor_file.checksums(data)[0] if piece.crc32c is None else piece.crc32c
 
 
 def _check_address(listen: str) -> str:

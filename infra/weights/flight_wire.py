@@ -17,8 +17,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
-import google_crc32c
-import ml_dtypes
 import numpy as np
 import pyarrow as pa
 from pyarrow import flight
@@ -32,6 +30,7 @@ from infra.contracts.errors import (
     StorageError,
 )
 from infra.contracts.manifests import WeightManifest
+from infra.weights import tensor_file
 from infra.weights.weight_store import TensorSlice
 
 CHUNK_BYTES = 16 << 20
@@ -57,29 +56,7 @@ class Piece:
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
-
-
-def dtype_of(name: str) -> np.dtype:
-    """The little-endian dtype of a manifest's name. Raises ``DamagedObject`` for an unknown one."""
-    try:
-        return np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<")
-    except TypeError:
-        raise DamagedObject(f"unknown dtype {name!r}") from None
-
-
-def bytes_of(array: np.ndarray) -> np.ndarray:
-    """Little-endian C-order bytes, without a copy where the array has them already."""
-    little = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-    return little.reshape(-1).view(np.uint8)
-
-
-def crc32c(data: np.ndarray) -> int:
-    """CRC-32C, chunk by chunk: the library holds the GIL, which others want meanwhile."""
-    crc = 0
-    for start in range(0, len(data), CHUNK_BYTES):
-        crc = google_crc32c.extend(crc, data[start : start + CHUNK_BYTES])
-    return crc
+        return math.prod(self.shape) * tensor_file.dtype_of(self.dtype).itemsize
 
 
 def send(pieces: Iterable[tuple[np.ndarray, int]]) -> Iterator[pa.RecordBatch]:
@@ -102,13 +79,13 @@ def receive(
     for index, piece in enumerate(expected):
         data, stated = _assemble(chunks, index, piece)
         wanted = stated if piece.crc32c is None else piece.crc32c
-        found = crc32c(data)
+        found, _ = tensor_file.checksums(data)
         if found != wanted:
             raise DamagedObject(
                 f"tensor {piece.name}: crc32c of what arrived is {found:08x}, not {wanted:08x}"
             )
         data.flags.writeable = False
-        arrays[piece.name] = data.view(dtype_of(piece.dtype)).reshape(piece.shape)
+        arrays[piece.name] = data.view(tensor_file.dtype_of(piece.dtype)).reshape(piece.shape)
     if next(chunks, None) is not None:
         raise DamagedObject(f"more bytes arrived than {len(expected)} tensors have")
     return arrays

@@ -59,9 +59,7 @@ class Piece:
         return self.name if self.count == 1 else f"{self.name}.piece-{self.index}-of-{self.count}"
 
     def bytes(self) -> np.ndarray:
-        """Little-endian C-order bytes, without a copy where the array has them already."""
-        little = np.asarray(self.array, dtype=_little(self.array.dtype), order="C")
-        return little.reshape(-1).view(np.uint8)
+        return bytes_of(self.array)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +134,21 @@ def crc32c(data: np.ndarray, before: int = 0) -> int:
     return google_crc32c.extend(before, data) if before else google_crc32c.value(data)
 
 
+def bytes_of(array: np.ndarray) -> np.ndarray:
+    """Little-endian C-order bytes, without a copy where the array has them already."""
+    little = np.asarray(array, dtype=_little(array.dtype), order="C")
+    return little.reshape(-1).view(np.uint8)
+
+
 @functools.cache
 def _little(dtype: np.dtype) -> np.dtype:
     """The little-endian form (cached: numpy takes 10 us to name a type, four times per tensor)."""
     return _DTYPES[dtype.name][0]
+
+
+def is_known(name: str) -> bool:
+    """Whether a type of that name can be stored."""
+    return name in _DTYPES
 
 
 def dtype_of(name: str) -> np.dtype:

@@ -6,7 +6,7 @@ import pytest
 
 from infra.clock import ManualClock
 from infra.contracts.errors import DamagedObject
-from infra.heartbeats import RESERVED, Heartbeat, read_heartbeats
+from infra.heartbeats import BUCKET_SECS, RESERVED, Heartbeat, read_heartbeats
 from infra.storage import run_layout
 from infra.storage.local_store import LocalStore
 from infra.storage.memory_store import MemoryStore
@@ -55,6 +55,32 @@ def test_what_is_new_is_written_at_once_the_rest_seldom(store, secs, state, wait
     heart.beat(state, waiting_for)
     assert (read_heartbeats(store)["trainer"]["at"] == 100.0 + secs) == (written or secs == 0)
     assert read_heartbeats(store)["trainer"]["state"] == (state if written else "stepping")
+
+
+def test_in_a_bucket_an_object_is_not_written_more_often_than_it_may_be():
+    store, clock = MemoryStore(), ManualClock(100.0)
+    store.url = "gs://bucket/run"
+    heart = Heartbeat(store, "trainer", clock)
+    said = []
+    for beat in range(100):
+        heart.beat("stepping" if beat % 2 else "saving")
+        said.append(read_heartbeats(store)["trainer"]["at"])
+        clock.advance(0.25)
+    assert sorted(set(said)) == [100.0 + BUCKET_SECS * i for i in range(13)]
+    heart.beat("stopped")
+    assert read_heartbeats(store)["trainer"]["state"] == "stopped"
+
+
+def test_what_was_not_said_in_time_is_said_with_the_next_beat():
+    store, clock = MemoryStore(), ManualClock(100.0)
+    store.url = "gs://bucket/run"
+    heart = Heartbeat(store, "trainer", clock, every_secs=60.0)
+    heart.beat("stepping")
+    clock.advance(0.5)
+    heart.beat("saving")
+    clock.advance(BUCKET_SECS)
+    heart.beat("saving")
+    assert read_heartbeats(store)["trainer"]["state"] == "saving"
 
 
 def test_idle_share_is_time_spent_waiting(store):
