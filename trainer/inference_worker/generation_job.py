@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from infra.contracts.errors import InferenceError
 from infra.contracts.records import FinishReason, GenerateReply, GenerateRequest, Sample
 from trainer.inference_worker.engine_api import Prefix, SlotSampling
+
+
+class QueueFull(InferenceError):
+    """As many groups wait as may; retryable, here or elsewhere."""
+
+
+class Drawn(NamedTuple):
+    """One token of sample ``index``."""
+
+    index: int
+    token: int
+    behaviour: float
+    raw: float
+    version: int
+
+
+Watch = Callable[[Drawn], None]
 
 
 class TextDecoder(Protocol):
@@ -39,6 +58,8 @@ class Response:
         self.behaviour.append(behaviour)
         self.raw.append(raw)
         self.versions.append(version)
+        if self.job.watch is not None:
+            self.job.watch(Drawn(self.index, token, behaviour, raw, version))
 
     def finish(self, reason: FinishReason, text: str) -> Sample:
         """Freeze into the record."""
@@ -65,10 +86,41 @@ class Job:
     samples: dict[int, Sample] = field(default_factory=dict)
     prefix: Prefix | None = None
     """Computed at the first insertion; stale after a weight swap."""
+    watch: Watch | None = None
+    waiters: int = 1
+    """Callers that wait for ``future``; without any the job ends."""
 
     @property
     def done(self) -> bool:
         return len(self.samples) == self.request.sampling.n
+
+    def join(self, request: GenerateRequest, deadline: float) -> None:
+        """Let a repeat of the same request wait for the same future.
+
+        Raises:
+            InferenceError: it asks for something else.
+        """
+        if replace(request, timeout_secs=self.request.timeout_secs) != self.request:
+            raise InferenceError(
+                f"request_id {request.request_id} is running with other contents; "
+                "give every request its own id",
+                retryable=False,
+            )
+        self.deadline = max(self.deadline, deadline)
+        self.waiters += 1
+
+    def why_late(self, version: int) -> str:
+        """What to say when the deadline has passed under ``version``."""
+        given, need = self.request.timeout_secs, self.request.min_version
+        if need > version:
+            return (
+                f"no answer within {given:g} s: the request needs version {need}, the worker has "
+                f"{version}; is the trainer publishing?"
+            )
+        return (
+            f"no answer within {given:g} s: {len(self.samples)} of {self.request.sampling.n} "
+            "samples were finished; allow more time or add workers"
+        )
 
     def slot_sampling(self, index: int) -> SlotSampling:
         """How the engine draws sample ``index``."""

@@ -10,10 +10,11 @@ One thread owns the engine and calls ``step``; any thread may submit or offer. A
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from infra.contracts.records import GenerateReply, GenerateRequest
 from infra.text.tokenizer import Tokenizer
 from trainer.inference_worker.config import InferenceConfig
 from trainer.inference_worker.engine_api import Engine, Params, ResultTokens
-from trainer.inference_worker.generation_job import Job, Response, finish_reason
+from trainer.inference_worker.generation_job import Job, QueueFull, Response, Watch, finish_reason
 from trainer.inference_worker.observer import Observer
 from trainer.inference_worker.totals import Totals
 
@@ -67,33 +68,35 @@ class Scheduler:
 
     # --- any thread -------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest) -> Future[GenerateReply]:
+    def submit(
+        self,
+        request: GenerateRequest,
+        *,
+        prompt_ids: np.ndarray | None = None,
+        watch: Watch | None = None,
+    ) -> Future[GenerateReply]:
         """Queue one group; a repeat of a running ``request_id`` joins it.
 
-        The future raises ``InferenceError``: not retryable when the request itself is wrong.
+        ``prompt_ids`` stand in place of the messages; ``watch`` is told every token when it is
+        drawn, by the engine's thread: be quick. The future raises ``InferenceError``.
 
         Raises:
-            InferenceError: the prompt does not fit or cannot be encoded, or the worker is full or
-                stopping (retryable).
+            InferenceError: the prompt does not fit or cannot be encoded, or the worker is full
+                (``QueueFull``) or stopping (retryable).
         """
-        prompt_ids = self._encode(request)
+        prompt_ids = self._prompt(request, prompt_ids)
         deadline = self._clock.now() + request.timeout_secs
         with self._changed:
             running = self._jobs.get(request.request_id)
             if running is not None:
-                if replace(request, timeout_secs=running.request.timeout_secs) != running.request:
-                    raise InferenceError(
-                        f"request_id {request.request_id} is running with other contents; "
-                        "give every request its own id",
-                        retryable=False,
-                    )
-                running.deadline = max(running.deadline, deadline)
+                running.join(request, deadline)
                 return running.future
             if self._stopping:
                 raise InferenceError("the worker is stopping; ask another one")
             if len(self._jobs) >= self._settings.max_queue:
-                raise InferenceError(f"the queue is full ({len(self._jobs)} groups); try later")
+                raise QueueFull(f"the queue is full ({len(self._jobs)} groups); try later")
             job = Job(request, prompt_ids, deadline, Future(), deque(range(request.sampling.n)))
+            job.watch = watch
             job.future.set_running_or_notify_cancel()  # from here on only we may end it
             self._jobs[request.request_id] = job
             behind = request.min_version > self._newest()
@@ -101,6 +104,16 @@ class Scheduler:
         if behind:
             self._observer.behind(request.min_version)
         return job.future
+
+    def cancel(self, request_id: str, future: Future[GenerateReply]) -> None:
+        """One who waits for ``future`` has gone; with the last one the request ends unanswered."""
+        with self._changed:
+            job = self._jobs.get(request_id)
+            if job is not None and job.future is future:
+                job.waiters -= 1
+                if job.waiters == 0:
+                    job.deadline = -math.inf
+                    self._changed.notify_all()
 
     def offer_weights(self, version: int, digest: str, params: Params) -> None:
         """Hand over loaded weights; older ones than the newest known are ignored."""
@@ -196,20 +209,11 @@ class Scheduler:
                 del self._jobs[job.request.request_id]
         for job in late:
             self._slots = [None if r is not None and r.job is job else r for r in self._slots]
-            self.totals.expired += 1
-            job.future.set_exception(InferenceError(self._why_late(job)))
-
-    def _why_late(self, job: Job) -> str:
-        given, need = job.request.timeout_secs, job.request.min_version
-        if need > self._engine.version:
-            return (
-                f"no answer within {given:g} s: the request needs version {need}, the worker has "
-                f"{self._engine.version}; is the trainer publishing?"
-            )
-        return (
-            f"no answer within {given:g} s: {len(job.samples)} of {job.request.sampling.n} samples "
-            "were finished; allow more time or add workers"
-        )
+            if job.waiters:
+                self.totals.expired += 1
+            else:
+                self.totals.cancelled += 1
+            job.future.set_exception(InferenceError(job.why_late(self._engine.version)))
 
     def _swap(self) -> None:
         """Take offered weights; at a boundary that means: when every slot is empty."""
@@ -279,16 +283,16 @@ class Scheduler:
             job.reply(self._digests, ENGINE_NAME, self._settings.dtype, self._tokenizer.digest)
         )
 
-    def _encode(self, request: GenerateRequest) -> np.ndarray:
+    def _prompt(self, request: GenerateRequest, ids: np.ndarray | None) -> np.ndarray:
         try:
-            prompt_ids = self._tokenizer.encode_prompt(request.messages)
+            ids = self._tokenizer.encode_prompt(request.messages) if ids is None else ids
         except ValueError as e:
             raise InferenceError(f"the prompt cannot be encoded: {e}", retryable=False) from e
         limit = self._engine.max_prefill_length
-        if not 1 <= len(prompt_ids) <= limit:
+        if not 1 <= len(ids) <= limit:
             raise InferenceError(
-                f"the prompt has {len(prompt_ids)} tokens; 1 to {limit} fit (raise "
+                f"the prompt has {len(ids)} tokens; 1 to {limit} fit (raise "
                 "[inference] max_len or shorten the prompt)",
                 retryable=False,
             )
-        return prompt_ids
+        return ids

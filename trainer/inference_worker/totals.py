@@ -16,6 +16,8 @@ class Totals:
     rollouts: int = 0
     requests: int = 0
     expired: int = 0
+    cancelled: int = 0
+    """Requests whose callers had all gone."""
     steps: int = 0
     slot_steps: int = 0
     """Slots that were busy, summed over steps."""

@@ -313,3 +313,42 @@ def test_an_engine_that_fails_leaves_no_future_open():
 
 def test_a_request_compares_by_value():
     assert request() == request() != replace(request(), min_version=4)
+
+
+def test_a_request_whose_callers_have_all_gone_frees_its_slots():
+    bench = Bench(slots=2)
+    first, joined = bench.submit("r"), bench.submit("r")
+    bench.scheduler.step()
+    bench.scheduler.cancel("r", first)
+    bench.scheduler.step()
+    assert bench.scheduler.load() == (2, 0)  # one caller still waits
+    bench.scheduler.cancel("r", joined)
+    assert not bench.scheduler.step()
+    assert bench.scheduler.load() == (0, 0)
+    assert isinstance(first.exception(0), InferenceError)
+    assert (bench.scheduler.totals.cancelled, bench.scheduler.totals.expired) == (1, 0)
+    again = bench.submit("r")
+    bench.scheduler.cancel("r", first)  # late news about the former request of that name
+    bench.drain()
+    assert responses(again) == [[0, 1, 2], [1, 2, 3]]
+
+
+def test_a_repeat_just_after_the_last_caller_left_saves_the_request():
+    bench = Bench()
+    future = bench.submit("r")
+    bench.scheduler.cancel("r", future)
+    assert bench.submit("r") is future
+    bench.drain()
+    assert responses(future) == [[0, 1, 2], [1, 2, 3]]
+
+
+def test_tokens_are_told_as_they_are_drawn_and_ids_may_stand_for_the_prompt():
+    bench, seen = Bench(), []
+    future = bench.scheduler.submit(
+        request(n=2), prompt_ids=np.array([1, 7], np.int32), watch=seen.append
+    )
+    bench.scheduler.step()
+    assert seen == [(0, 7, -7.0, -14.0, 0), (1, 8, -8.0, -16.0, 0)]
+    bench.drain()
+    assert [token for index, token, *_ in seen if index == 0] == responses(future)[0]
+    assert future.result(0).prompt_ids.tolist() == [1, 7]
