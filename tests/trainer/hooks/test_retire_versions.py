@@ -39,7 +39,9 @@ class Setting:
             settings_digest="s",
             created_at=0.0,
         )
-        info = StepInfo(entry=entry, state=None, replayed=False, metrics={}, seconds={})
+        info = StepInfo(
+            entry=entry, state=None, replayed=False, metrics={}, updated_at=0.0, seconds={}
+        )
         self.hook.after_step(info)
         return info.metrics
 
