@@ -64,10 +64,12 @@ class CountingEngine:
         return state
 
     def generate(
-        self, decode_state: np.ndarray, *, slots: int | None = None
+        self, decode_state: np.ndarray, *, slots: Sequence[int] | None = None
     ) -> tuple[np.ndarray, ResultTokens]:
-        """Count on, in the first ``slots`` slots."""
-        tokens = (decode_state[:slots] % self._vocab).astype(np.float32)
-        state = decode_state.copy()
-        state[:slots] += 1
-        return state, ResultTokens(np.stack([tokens, -tokens, -2 * tokens]), self.version)
+        """Count on, in the given slots."""
+        run = np.zeros(decode_state.size, bool)
+        run[slice(None) if slots is None else list(slots)] = True
+        tokens = np.where(run, decode_state % self._vocab, 0).astype(np.float32)
+        return decode_state + run, ResultTokens(
+            np.stack([tokens, -tokens, -2 * tokens]), self.version
+        )

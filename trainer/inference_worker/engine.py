@@ -24,14 +24,19 @@ import numpy as np
 
 from trainer.inference_worker.config import InferenceConfig
 from trainer.inference_worker.engine_api import ResultTokens, SlotSampling
+from trainer.inference_worker.packed_row import SMALLEST_ROW, packed_row, packs_of
 from trainer.inference_worker.sampling import Sampler, draw_tokens
 from trainer.model.config import ModelConfig
-from trainer.model.decode import Cache, copy_prefix, decode_hidden, empty_cache, prefill_packed
+from trainer.model.decode import (
+    Cache,
+    copy_prefix,
+    decode_hidden,
+    empty_cache,
+    prefill_chunk,
+    prefill_packed,
+)
 from trainer.model.params_io import from_named, named_leaves, param_shapes
 from trainer.model.transformer import Params, head_logits
-
-SMALLEST_ROW = 64
-"""Fewer sizes to compile (seconds each for 135 M parameters) against a little padding."""
 
 
 class DecodeState(NamedTuple):
@@ -79,14 +84,14 @@ class DecoderEngine:
         self.version = -1
         self.max_concurrent_decodes = settings.slots
         self.max_prefill_length = settings.max_len - 1
-        self._prefill = jax.jit(partial(_prefill, config))
+        self._prefill = jax.jit(lambda params, row: prefill_packed(params, config, *row))
+        self._chunk = jax.jit(prefill_chunk, static_argnums=1, donate_argnums=2)
         self._insert = jax.jit(_insert, donate_argnums=0)
-        # Few rollouts in flight (refills of rejected groups) must not cost a step of all slots.
-        self._widths = sorted({max(2, settings.slots // 4), settings.slots})
-        self._generate = {
-            width: jax.jit(partial(_generate, config, width), donate_argnums=1)
-            for width in self._widths
-        }
+        # The last long rollouts of a batch must not cost steps of all slots.
+        self._widths = sorted(
+            {max(2, settings.slots // cut) for cut in (8, 4, 2)} | {settings.slots}
+        )
+        self._generate = jax.jit(partial(_generate, config), donate_argnums=1)
 
     def load_params(self, arrays: dict[str, np.ndarray]) -> Params:
         """Turn named arrays into parameters on the device; the layers' matrices in our dtype."""
@@ -102,7 +107,7 @@ class DecoderEngine:
         self.version = version
 
     def warm_up(self) -> Iterator[None]:
-        """Compile, on zeros, what prompts up to ``prefill_tokens`` need; later calls never do.
+        """Compile, on zeros, all there is to compile; later calls never do.
 
         Comes up for air after each program, so that the caller may stop. Before the first weights.
         """
@@ -110,8 +115,8 @@ class DecoderEngine:
         zeros = {name: np.zeros(leaf.shape, np.float32) for name, leaf in named_leaves(shapes)}
         params = self.load_params(zeros)
         state = self.init_decode_state()
-        for generate in self._generate.values():
-            state, _ = generate(params, state)
+        for width in self._widths:
+            state, _ = self._generate(params, state, np.full(width, self._widths[-1], np.int32))
             yield
         width = SMALLEST_ROW // 2
         while width < self._settings.prefill_tokens or width < SMALLEST_ROW:
@@ -119,6 +124,11 @@ class DecoderEngine:
             packed = self._prefill(params, np.zeros((4, width), np.int32))
             prefix = Prefix(packed, shared=0, own=0, last_token=0, length=1)
             state = self.insert(prefix, state, 0, SlotSampling(seed=0))
+            yield
+        if self.max_prefill_length - 1 > self._settings.prefill_tokens:
+            chunk = np.zeros(self._settings.prefill_tokens, np.int32)
+            packed = self._chunk(params, self._config, self._empty_row(), chunk, np.int32(0))
+            state = self.insert(prefix._replace(packed=packed), state, 0, SlotSampling(seed=0))
             yield
 
     def init_decode_state(self) -> DecodeState:
@@ -150,14 +160,35 @@ class DecoderEngine:
                     f"(max_len = {self._settings.max_len} holds prompt and response)"
                 )
         prefixes: list[Prefix] = []
-        for pack in _packs(prompts, self._settings.prefill_tokens):
-            row, shared, owns = _row(pack)
+        for pack in packs_of(prompts, self._settings.prefill_tokens):
+            if len(pack[0]) - 1 > self._settings.prefill_tokens:
+                prefixes.append(self._long_prefix(pack[0]))
+                continue
+            row, shared, owns = packed_row(pack)
             packed = self._prefill(self._params, row)
             prefixes += [
                 Prefix(packed, shared, own, int(prompt[-1]), len(prompt))
                 for prompt, own in zip(pack, owns, strict=True)
             ]
         return prefixes
+
+    def _long_prefix(self, prompt: np.ndarray) -> Prefix:
+        """Prefill in pieces of one size, so that no length compiles anything."""
+        size = self._settings.prefill_tokens
+        packed = self._empty_row()
+        for start in range(0, len(prompt) - 1, size):
+            chunk = np.zeros(size, np.int32)
+            piece = prompt[start : min(start + size, len(prompt) - 1)]
+            chunk[: len(piece)] = piece
+            packed = self._chunk(self._params, self._config, packed, chunk, np.int32(start))
+        return Prefix(packed, shared=0, own=0, last_token=int(prompt[-1]), length=len(prompt))
+
+    def _empty_row(self) -> Cache:
+        """Room for the longest prompt in whole pieces, twice (see ``prefill_packed``)."""
+        size = self._settings.prefill_tokens
+        room = 2 * size * -(-self.max_prefill_length // size)
+        row = empty_cache(self._config, 1, room)
+        return jax.tree.map(lambda leaf: leaf[0], row)
 
     def insert(
         self, prefix: Prefix, decode_state: DecodeState, slot: int, sampling: SlotSampling
@@ -183,65 +214,25 @@ class DecoderEngine:
         return decode_state
 
     def generate(
-        self, decode_state: DecodeState, *, slots: int | None = None
+        self, decode_state: DecodeState, *, slots: Sequence[int] | None = None
     ) -> tuple[DecodeState, ResultTokens]:
-        """Run the newest token of the first ``slots`` slots (all by default), draw the next one.
+        """Run the newest token of the given slots (all by default), draw the next one.
 
-        The result holds at least these slots; the others do not move.
+        The result has a column for every slot; those of slots not given mean nothing, and these
+        slots do not move. Costs what the next larger compiled width costs.
         """
-        wanted = self.max_concurrent_decodes if slots is None else slots
-        width = next(width for width in self._widths if width >= wanted)
-        state, data = self._generate[width](self._params, decode_state)
+        rows = _rows(range(self._widths[-1]) if slots is None else slots, self._widths)
+        state, data = self._generate(self._params, decode_state, rows)
         return state, ResultTokens(data, self.version)
 
 
-def _packs(prompts: Sequence[np.ndarray], budget: int) -> list[list[np.ndarray]]:
-    """Cut the prompts, in order, into runs of at most ``budget`` tokens; a longer one goes alone.
-
-    A run's cost counts what all its prompts begin with once.
-    """
-    packs: list[list[np.ndarray]] = []
-    total = shared = 0
-    for prompt in prompts:
-        total += len(prompt) - 1
-        shared = min(shared, _common(packs[-1][0], prompt)) if packs else 0
-        if not packs or total - shared * len(packs[-1]) > budget:
-            packs.append([])
-            total = shared = len(prompt) - 1
-        packs[-1].append(prompt)
-    return packs
-
-
-def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many tokens two prompts both begin with, their last tokens left out."""
-    length = min(len(a), len(b)) - 1
-    differ = a[:length] != b[:length]
-    return int(differ.argmax()) if differ.any() else length
-
-
-def _row(pack: Sequence[np.ndarray]) -> tuple[np.ndarray, int, list[int]]:
-    """Pack prompts, without their last tokens: first what they share, then each one's own rest.
-
-    Returns:
-        int32[4, T] (tokens, positions, segments, prefixes); the shared length; and for each prompt
-        where it would have to begin for its own tokens to lie in place.
-    """
-    shared = min((_common(pack[0], prompt) for prompt in pack[1:]), default=0)
-    used = shared + sum(len(prompt) - 1 - shared for prompt in pack)
-    row = np.zeros((4, max(SMALLEST_ROW, 1 << max(used - 1, 0).bit_length())), np.int32)
-    owns, at = [], shared
-    row[:3, :shared] = pack[0][:shared], np.arange(shared), np.ones(shared)
-    for i, prompt in enumerate(pack):
-        own = prompt[shared:-1]
-        columns = row[:, at : at + len(own)]
-        columns[:] = own, shared + np.arange(len(own)), np.full(len(own), i + 2), np.ones(len(own))
-        owns.append(at - shared)
-        at += len(own)
-    return row, shared, owns
-
-
-def _prefill(config: ModelConfig, params: Params, row: jax.Array) -> Cache:
-    return prefill_packed(params, config, *row)
+def _rows(slots: Sequence[int], widths: Sequence[int]) -> np.ndarray:
+    """Slots as int32 of the next width. Out of range stands for none; all lie at their own index
+    when all fit."""
+    width = next(width for width in widths if width >= len(slots))
+    rows = np.full(width, widths[-1], np.int32)
+    rows[list(slots) if width == widths[-1] else slice(len(slots))] = slots
+    return rows
 
 
 def _inserts(entries: Sequence[tuple[Prefix, int, SlotSampling]], slots: int) -> Inserts:
@@ -286,14 +277,25 @@ def _insert(state: DecodeState, packed: Cache, count: jax.Array, new: Inserts) -
 
 
 def _generate(
-    config: ModelConfig, width: int, params: Params, state: DecodeState
+    config: ModelConfig, params: Params, state: DecodeState, rows: jax.Array
 ) -> tuple[DecodeState, jax.Array]:
-    whole, state = state, jax.tree.map(lambda column: column[:width], state)
-    hidden, cache = decode_hidden(params, config, state.cache, state.token, state.position)
+    slots = state.token.size
+
+    def take(column: jax.Array) -> jax.Array:
+        return column if rows.size == slots else column.at[rows].get(mode="clip")
+
+    def put(column: jax.Array, values: jax.Array) -> jax.Array:
+        return column.at[rows].set(values, mode="drop")
+
+    position, sampler = take(state.position), jax.tree.map(take, state.sampler)
+    hidden, cache = decode_hidden(params, config, state.cache, take(state.token), position, rows)
     # The draw's counter is the position that the drawn token will take.
-    draw = draw_tokens(head_logits(params, config, hidden), state.sampler, state.position + 1)
-    # A finished slot runs on until it is filled again; it must not write past its end.
-    position = jnp.minimum(state.position + 1, cache.keys[0].shape[3] - 1)
-    data = jnp.stack([draw.token.astype(jnp.float32), draw.behaviour, draw.raw])
-    moved = DecodeState(cache, draw.token, position, state.sampler)
-    return jax.tree.map(lambda all_, part: all_.at[:width].set(part), whole, moved), data
+    draw = draw_tokens(head_logits(params, config, hidden), sampler, position + 1)
+    # A slot that runs on after its end must not write past its last place.
+    position = jnp.minimum(position + 1, cache.keys[0].shape[3] - 1)
+    columns = (draw.token.astype(jnp.float32), draw.behaviour, draw.raw)
+    data = jnp.stack([put(jnp.zeros(slots), column) for column in columns])
+    moved = DecodeState(
+        cache, put(state.token, draw.token), put(state.position, position), state.sampler
+    )
+    return moved, data

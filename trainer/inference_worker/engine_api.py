@@ -114,6 +114,6 @@ class Engine(Protocol):
         """Fill many slots at once; a group's slots are given the same prefix."""
 
     def generate(
-        self, decode_state: DecodeState, *, slots: int | None = None
+        self, decode_state: DecodeState, *, slots: Sequence[int] | None = None
     ) -> tuple[DecodeState, ResultTokens]:
-        """Draw the next token of (at least) the first ``slots`` slots; None: of all."""
+        """Draw the next token of the given slots, no others; None: of all."""

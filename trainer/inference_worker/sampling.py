@@ -48,37 +48,42 @@ def draw_tokens(logits: jax.Array, sampler: Sampler, positions: jax.Array) -> Dr
     """
     greedy = sampler.temperature == 0
     scaled = logits / jnp.where(greedy, 1.0, sampler.temperature)[:, None]
-    best = jnp.argmax(logits, axis=-1)
+    top = scaled.max(axis=-1)
+    # Not normalised: drawing needs the sums only, so each exponential is computed once.
+    weights = jnp.exp(scaled - top[:, None])
+    raw_sum = weights.sum(axis=-1)
     truncates = ~greedy & ((sampler.top_p < 1) | (sampler.top_k > 0))
-    raw_sum = jax.nn.logsumexp(scaled, axis=-1)
 
-    def truncated(scaled: jax.Array) -> tuple[jax.Array, jax.Array]:
-        kept = jnp.where(scaled >= _cutoffs(scaled, sampler, truncates)[:, None], scaled, MASKED)
-        return kept, jax.nn.logsumexp(kept, axis=-1)
+    def truncated() -> tuple[jax.Array, jax.Array]:
+        cutoffs = _cutoffs(scaled, sampler, truncates)[:, None]
+        kept = jnp.where(scaled >= cutoffs, weights, 0.0)
+        # What others in the batch ask for must not change a slot's sum by a rounding.
+        return kept, jnp.where(truncates, kept.sum(axis=-1), raw_sum)
 
-    # The sort that truncation needs is paid only while some slot asks for it.
-    kept, kept_sum = jax.lax.cond(
-        truncates.any(), truncated, lambda scaled: (scaled, raw_sum), scaled
+    # The sort that truncation needs, and the best token, are paid only while a slot asks for them.
+    kept, kept_sum = jax.lax.cond(truncates.any(), truncated, lambda: (weights, raw_sum))
+    best = jax.lax.cond(
+        greedy.any(), lambda: jnp.argmax(logits, axis=-1), lambda: jnp.zeros(greedy.shape, int)
     )
     uniforms = jax.vmap(_uniforms)(sampler.seed, positions)
-    sampled = jax.vmap(_inverse_draw)(jnp.exp(kept - kept_sum[:, None]), uniforms)
+    sampled = jax.vmap(_inverse_draw)(kept, uniforms)
     token = jnp.where(greedy, best, sampled).astype(jnp.int32)
-    chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
-    return Draw(token, chosen - kept_sum, chosen - raw_sum)
+    chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0] - top
+    return Draw(token, chosen - jnp.log(kept_sum), chosen - jnp.log(raw_sum))
 
 
 def _uniforms(seed: jax.Array, position: jax.Array) -> jax.Array:
     return jax.random.uniform(jax.random.fold_in(jax.random.key(seed), position), (2,))
 
 
-def _inverse_draw(probs: jax.Array, uniforms: jax.Array) -> jax.Array:
-    """Draw an index from ``probs`` [V]; the first index whose running sum exceeds the target.
+def _inverse_draw(weights: jax.Array, uniforms: jax.Array) -> jax.Array:
+    """Draw an index in proportion to ``weights`` [V]: the first whose running sum is over a target.
 
-    ``u * total`` with u < 1 stays below the last running sum, so an entry of probability zero is
-    never drawn. The second uniform is fresh: rare tokens keep their full resolution.
+    ``u * total`` with u < 1 stays below the last running sum, so an entry of weight zero is never
+    drawn. The second uniform is fresh: rare tokens keep their full resolution.
     """
-    size = 1 << (max(probs.shape[0] - 1, 1).bit_length() + 1) // 2
-    chunks = jnp.pad(probs, (0, -probs.shape[0] % size)).reshape(-1, size)
+    size = 1 << (max(weights.shape[0] - 1, 1).bit_length() + 1) // 2
+    chunks = jnp.pad(weights, (0, -weights.shape[0] % size)).reshape(-1, size)
     sums = jnp.cumsum(chunks.sum(axis=1))
     chunk = jnp.sum(sums <= uniforms[0] * sums[-1])
     within = jnp.cumsum(chunks[chunk])

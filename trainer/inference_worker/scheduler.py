@@ -179,7 +179,7 @@ class Scheduler:
         taken = [i for i, slot in enumerate(self._slots) if slot is not None]
         if not taken:
             return False
-        self._state, result = self._engine.generate(self._state, slots=taken[-1] + 1)
+        self._state, result = self._engine.generate(self._state, slots=taken)
         self._collect(result.convert_to_numpy())
         if result.version != self._drawn_version:
             self._drawn_version = result.version

@@ -95,6 +95,53 @@ def _prefill_block(
     return x, kept[0], kept[1]
 
 
+def prefill_chunk(
+    params: Params, config: ModelConfig, past: Cache, tokens: jax.Array, start: jax.Array
+) -> Cache:
+    """Go on with one long prompt: ``tokens`` int32[T] stand at ``start`` and after it.
+
+    Args:
+        past: as ``prefill_packed`` returns it, with the keys and values of the first ``start``.
+            Donate it. Its first half must have room for all ``T`` tokens.
+    """
+    positions = start + jnp.arange(tokens.size)
+    mask = (jnp.arange(past.keys[0].shape[2] // 2) <= positions[:, None])[None]
+    rope = rope_tables(config, positions[None])
+    x = embed(params, tokens[None])
+    keys, values = [], []
+    for layer, k, v in zip(params["layers"], past.keys, past.values, strict=True):
+        x, k, v = _chunk_block(layer, config, x, rope, mask, k, v, start)
+        keys.append(k)
+        values.append(v)
+    return Cache(tuple(keys), tuple(values))
+
+
+@partial(jax.jit, static_argnums=1)
+def _chunk_block(
+    layer: Params,
+    config: ModelConfig,
+    x: jax.Array,
+    rope: tuple[jax.Array, jax.Array],
+    mask: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    start: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One block on the chunk, after writing its keys and values behind the earlier ones."""
+    kept: list[jax.Array] = []
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        k, v = k[0].transpose(1, 2, 0), v[0].transpose(1, 0, 2)
+        kept.append(jax.lax.dynamic_update_slice(keys, k, (0, 0, start)))
+        kept.append(jax.lax.dynamic_update_slice(values, v, (0, start, 0)))
+        room = mask.shape[2]
+        k, v = kept[0][:, :, :room].transpose(2, 0, 1), kept[1][:, :room].transpose(1, 0, 2)
+        return masked_attention(q, k[None], v[None], mask)
+
+    x = block(layer, config, x, rope, attend)
+    return x, kept[0], kept[1]
+
+
 def copy_prefix(
     cache: Cache, packed: Cache, shared: jax.Array, own: jax.Array, slot: jax.Array
 ) -> Cache:
@@ -121,21 +168,28 @@ def copy_prefix(
 
 
 def decode_hidden(
-    params: Params, config: ModelConfig, cache: Cache, tokens: jax.Array, positions: jax.Array
+    params: Params,
+    config: ModelConfig,
+    cache: Cache,
+    tokens: jax.Array,
+    positions: jax.Array,
+    rows: jax.Array,
 ) -> tuple[jax.Array, Cache]:
-    """Run one token of every slot at its position; write its key and value on the way.
+    """Run one token of each slot in ``rows``; write its key and value on the way.
 
     Args:
-        tokens, positions: int32[slots].
+        tokens, positions: int32[rows], what runs and where it stands in its sequence.
+        rows: int32[rows], distinct slots; out of range: computes rubbish and writes nothing. As
+            many rows as slots must stand in order, each at its own index.
 
     Returns:
-        float32[slots, D] after the final norm, and the new cache.
+        float32[rows, D] after the final norm, and the new cache.
     """
     rope = rope_tables(config, positions[:, None])
     x = embed(params, tokens[:, None])
     keys, values = [], []
     for layer, k, v in zip(params["layers"], cache.keys, cache.values, strict=True):
-        x, k, v = _decode_block(layer, config, x, rope, k, v, positions)
+        x, k, v = _decode_block(layer, config, x, rope, k, v, positions, rows)
         keys.append(k)
         values.append(v)
     return rms_norm(x[:, 0], params["norm"], config.eps), Cache(tuple(keys), tuple(values))
@@ -150,19 +204,22 @@ def _decode_block(
     keys: jax.Array,
     values: jax.Array,
     positions: jax.Array,
+    rows: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One block on one token of every slot, which first writes its key and value."""
-    rows = jnp.arange(x.shape[0])
+    """One block on one token of each row, which first writes its key and value."""
     visible = jnp.arange(keys.shape[3]) <= positions[:, None]
     kept: list[jax.Array] = []
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        kept.append(keys.at[rows, :, :, positions].set(k[:, 0]))
-        kept.append(values.at[rows, :, positions, :].set(v[:, 0]))
+        kept.append(keys.at[rows, :, :, positions].set(k[:, 0], mode="drop"))
+        kept.append(values.at[rows, :, positions, :].set(v[:, 0], mode="drop"))
+        # The write goes into the whole (donated) cache; few rows are then read as a copy.
+        some = rows.size < keys.shape[0]
+        k, v = (t.at[rows].get(mode="clip") if some else t for t in kept)
         q = q.reshape(q.shape[0], config.kv_heads, -1, config.head_dim)
-        scores = jnp.einsum("bkgd,bkds->bkgs", q, kept[0]) * config.head_dim**-0.5
+        scores = jnp.einsum("bkgd,bkds->bkgs", q, k) * config.head_dim**-0.5
         weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, MASKED), axis=-1)
-        return jnp.einsum("bkgs,bksd->bkgd", weights, kept[1]).reshape(q.shape[0], 1, -1)
+        return jnp.einsum("bkgs,bksd->bkgd", weights, v).reshape(q.shape[0], 1, -1)
 
     x = block(layer, config, x, rope, attend)
     return x, kept[0], kept[1]

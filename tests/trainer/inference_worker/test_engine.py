@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.engine import SMALLEST_ROW, DecoderEngine, _packs, _row
+from trainer.inference_worker.engine import DecoderEngine
 from trainer.inference_worker.engine_api import SlotSampling
+from trainer.inference_worker.packed_row import SMALLEST_ROW, packed_row, packs_of
 from trainer.model.config import ModelConfig
 from trainer.model.params_io import to_named
 from trainer.model.transformer import head_logits, hidden_states, init_params
@@ -134,7 +135,7 @@ def test_a_refilled_slot_forgets_what_ran_there(engine):
 
 
 def compilations(engine):
-    programs = (engine._prefill, engine._insert, *engine._generate.values())
+    programs = (engine._prefill, engine._chunk, engine._insert, engine._generate)
     return [program._cache_size() for program in programs]
 
 
@@ -153,10 +154,12 @@ def test_new_weights_are_used_from_the_next_step_and_nothing_compiles_again(engi
 
 def test_warm_up_compiles_all_that_requests_need(params):
     engine = DecoderEngine(CONFIG, SETTINGS)
-    assert len(list(engine.warm_up())) == 3
+    assert len(list(engine.warm_up())) == 4  # three widths, one row
     sizes = compilations(engine)
     engine.update_params(engine.load_params(to_named(params)), 0)
     run(engine, [(p, i, SlotSampling(seed=i, top_k=3)) for i, p in enumerate(PROMPTS)], steps=2)
+    for count in range(1, SETTINGS.slots + 1):
+        engine.generate(engine.init_decode_state(), slots=range(count))
     assert compilations(engine) == sizes
 
 
@@ -168,12 +171,14 @@ def test_prompts_that_do_not_fit_are_refused(engine, length):
 
 def test_packs_keep_order_and_budget():
     prompts = [np.arange(n) + 10 * i for i, n in enumerate((5, 5, 9, 40, 2, 2))]
-    packs = _packs(prompts, 12)
+    packs = packs_of(prompts, 12)
     assert [[len(p) for p in pack] for pack in packs] == [[5, 5], [9], [40], [2, 2]]
 
 
 def test_what_all_prompts_begin_with_lies_in_the_row_once():
-    row, shared, owns = _row([np.array(p) for p in ([1, 2, 3, 4, 9], [1, 2, 5, 9], [1, 2, 9])])
+    row, shared, owns = packed_row(
+        [np.array(p) for p in ([1, 2, 3, 4, 9], [1, 2, 5, 9], [1, 2, 9])]
+    )
     assert (row.shape, shared, owns) == ((4, SMALLEST_ROW), 2, [0, 2, 3])
     assert row[:, :6].tolist() == [
         [1, 2, 3, 4, 5, 0],
@@ -181,7 +186,7 @@ def test_what_all_prompts_begin_with_lies_in_the_row_once():
         [1, 1, 2, 2, 3, 0],
         [0, 0, 1, 1, 1, 0],
     ]
-    row, shared, owns = _row([np.array([7])])
+    row, shared, owns = packed_row([np.array([7])])
     assert (row.sum(), shared, owns) == (0, 0, [0])
 
 
@@ -191,6 +196,25 @@ def test_a_shared_beginning_changes_no_log_prob(engine, params):
     for slot, (ids, _, raw) in run(engine, jobs).items():
         expected, _ = teacher_forced(params, prompts[slot], ids)
         np.testing.assert_allclose(raw, expected, atol=1e-4)
+
+
+def test_a_long_prompt_is_prefilled_in_pieces(params):
+    """Whole or in two or three pieces: log-probs agree to 1e-5; nothing compiles on the way."""
+    prompt = np.random.default_rng(0).integers(0, CONFIG.vocab, 43).astype(np.int32)
+    whole = DecoderEngine(CONFIG, InferenceConfig(slots=2, max_len=60, prefill_tokens=64))
+    pieces = DecoderEngine(CONFIG, InferenceConfig(slots=2, max_len=60, prefill_tokens=20))
+    assert len(list(pieces.warm_up())) == 3
+    sizes = compilations(pieces)
+    for engine in (whole, pieces):
+        engine.update_params(engine.load_params(to_named(params)), 0)
+    for length in (21, 22, 41, 42, 43):  # one less is prefilled: the last token is not
+        job = (prompt[:length], 1, SlotSampling(seed=length))
+        one, other = run(whole, [job])[1], run(pieces, [job])[1]
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_allclose(one[2], other[2], atol=1e-5)
+    assert compilations(pieces) == sizes
+    mixed = [(prompt[:30], 0, SlotSampling(seed=1)), (prompt[3:9], 1, SlotSampling(seed=2))]
+    np.testing.assert_allclose(run(whole, mixed)[1][2], run(pieces, mixed)[1][2], atol=1e-5)
 
 
 def test_bfloat16_keeps_head_and_cache_in_float32(params):
@@ -203,21 +227,21 @@ def test_bfloat16_keeps_head_and_cache_in_float32(params):
     np.testing.assert_allclose(raw, teacher_forced(params, PROMPTS[0], ids)[0], atol=0.2)
 
 
-def test_a_narrow_step_moves_the_first_slots_and_no_other(engine):
-    """Slots beyond the width wait; all draw what they would have drawn in full steps."""
-    jobs = [(PROMPTS[0], 0, SlotSampling(seed=1)), (PROMPTS[2], 5, SlotSampling(seed=2))]
-    full = run(engine, jobs, steps=4)
+def test_a_step_of_some_slots_moves_these_and_no_other(engine):
+    """Wherever they lie, whatever the width: all draw what they would have drawn together."""
+    jobs = [(PROMPTS[i % 3], i, SlotSampling(seed=i, top_k=3 * (i % 2))) for i in range(6)]
+    full = run(engine, jobs, steps=5)
     state = engine.init_decode_state()
     prefixes = engine.prefill_batch([prompt for prompt, _, _ in jobs])
-    state = engine.bulk_insert(prefixes, state, [0, 5], [sampling for _, _, sampling in jobs])
-    first, last = [], []
-    for narrow in (True, True, False, False, False, False):
-        state, result = engine.generate(state, slots=1 if narrow else None)
-        data = result.convert_to_numpy()
-        first.append(data.tokens[0])
-        if narrow:
-            assert data.tokens.size < SETTINGS.slots
-        else:
-            last.append(data.tokens[5])
-    assert first[:4] == full[0][0].tolist()
-    assert last == full[5][0].tolist()
+    state = engine.bulk_insert(prefixes, state, range(6), [sampling for _, _, sampling in jobs])
+    got = [[] for _ in jobs]
+    for slots in ([5], [1, 4], [0, 2, 5], [0, 1, 2, 3], range(5), [4, 3], range(6), [5, 1, 3, 0]):
+        state, result = engine.generate(state, slots=slots)
+        data = result.convert_to_numpy().data
+        for slot in slots:
+            got[slot].append(data[:, slot])
+    for slot, columns in enumerate(got):
+        ids, behaviour, raw = np.stack(columns, axis=1)
+        steps = slice(len(columns))
+        for one, other in zip((ids, behaviour, raw), full[slot], strict=True):
+            np.testing.assert_array_equal(one, other[steps])
