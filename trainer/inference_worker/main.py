@@ -9,12 +9,17 @@ from __future__ import annotations
 import argparse
 import os
 import queue
+import resource
 import signal
 
+from infra.contracts.errors import ConfigError
 from infra.run_tree import read_run_tree
 from infra.storage.open_store import open_store
+from trainer.inference_worker.http_limits import HttpLimits, read_token
 
 ROLE = "worker"
+FILES_PER_CONNECTION = 4
+"""Its socket, the pair its thread is woken by, and as many again that are refused."""
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -26,6 +31,22 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--weights-server", metavar="URL", default="", help="default: [weights] server"
     )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        default="",
+        help="its line is what callers must show; default: $HEADRACE_WORKER_TOKEN, if set",
+    )
+    parser.add_argument(
+        "--max-connections", type=int, metavar="N", default=512, help="then 503; default: 512"
+    )
+    parser.add_argument(
+        "--drain-secs",
+        type=float,
+        metavar="S",
+        default=20.0,
+        help="how long SIGTERM lets running requests finish; default: 20",
+    )
     parser.add_argument("--role", default=ROLE, help="name in heartbeats, hints and metrics")
     return parser.parse_args(argv)
 
@@ -33,6 +54,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Serve until SIGTERM or SIGINT (exit 0) or until a thread fails."""
     args = parse_args(argv)
+    token = read_token(args.token_file)
+    try:
+        limits = HttpLimits(connections=args.max_connections, drain_secs=args.drain_secs)
+    except ValueError as e:
+        raise ConfigError(str(e)) from e
     store = open_store(args.run)
     tree, where = read_run_tree(store)
 
@@ -43,6 +69,7 @@ def main(argv: list[str]) -> int:
     from trainer.model.pretrained import cache_folder
 
     config = parse_trainer(tree, where)
+    _allow_open_files(FILES_PER_CONNECTION * limits.connections)
     # A simple queue may be put to inside a signal handler; an Event may deadlock there.
     mailbox: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -57,6 +84,18 @@ def main(argv: list[str]) -> int:
         host=args.host or endpoint.host,
         port=endpoint.port if args.port is None else args.port,
         weights_server=args.weights_server,
+        limits=limits,
+        token=token,
     )
     worker.serve(mailbox, pinned=args.version)
     return 0
+
+
+def _allow_open_files(more: int) -> None:
+    """Raise the soft limit, often 1024, as far as connections need and the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = more + 256
+    if hard != resource.RLIM_INFINITY:
+        need = min(need, hard)
+    if soft != resource.RLIM_INFINITY and soft < need:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))

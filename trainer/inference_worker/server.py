@@ -1,33 +1,31 @@
-"""The worker over HTTP: ``POST /generate`` and ``GET /healthz``.
+"""The worker over HTTP: Headrace's own pages and OpenAI's.
 
-Bodies are records as JSON (``infra.contracts.json_codec``). Anything wrong with a request is a 4xx
-with ``{"error": ..., "retryable": false}``; a full, stopping or late worker is a 503, retryable.
+    POST /generate, /v1/generate                  records as JSON (``infra.contracts.json_codec``)
+    POST /v1/completions, /v1/chat/completions    OpenAI's, streamed or whole
+    GET  /healthz, /health, /metrics, /v1/models
+
+Anything wrong with a request is a 4xx with the reason; a full queue is a 429, a stopping, crowded
+or late worker a 503, both with Retry-After. See ``docs/worker.md``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
+import random
+import socket
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import threading
+from collections.abc import Callable, Iterator
+from http.server import ThreadingHTTPServer
 from typing import Any
 
-from infra.contracts.errors import ConfigError, InferenceError, SchemaMismatch
-from infra.contracts.json_codec import from_json, to_json
-from infra.contracts.records import GenerateReply, GenerateRequest
-
-MAX_BODY_BYTES = 8 << 20
-MAX_SAMPLES = 4096
-MAX_TIMEOUT_SECS = 24 * 3600.0
-IDLE_SECS = 120.0
-"""A connection that sends nothing for so long is closed."""
-GRACE_SECS = 5.0
-"""How much longer than its deadline a request is waited for: the engine reports lateness itself."""
-
-Submit = Callable[[GenerateRequest], "Future[GenerateReply]"]
-Health = Callable[[], dict[str, Any]]
+from infra.clock import Clock, SystemClock
+from infra.contracts.errors import ConfigError
+from trainer.inference_worker.http_backend import Backend
+from trainer.inference_worker.http_handler import Handler
+from trainer.inference_worker.http_limits import HttpLimits, Refused
+from trainer.inference_worker.server_metrics import ServerMetrics
 
 
 class WorkerServer(ThreadingHTTPServer):
@@ -36,12 +34,44 @@ class WorkerServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, host: str, port: int, submit: Submit, health: Health) -> None:
-        """Bind. Raises ``ConfigError`` if the port is taken."""
-        self.submit = submit
-        self.health = health
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        backend: Backend,
+        *,
+        limits: HttpLimits | None = None,
+        token: str = "",
+        clock: Clock | None = None,
+        entropy: random.Random | None = None,
+    ) -> None:
+        """Bind; ``backend`` may still be under construction until ``serve_forever``.
+
+        Args:
+            host: address to listen on.
+            port: 0 takes any free one.
+            backend: the worker.
+            limits: how much is taken on.
+            token: callers must show it, if it is not empty.
+            clock: for latencies.
+            entropy: makes request ids, and seeds where a caller names none.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        self.backend, self.token = backend, token
+        self.limits = limits or HttpLimits()
+        self.clock = clock or SystemClock()
+        self.entropy = entropy or random.SystemRandom()
+        self.created = int(self.clock.now())
+        self.draining = False
+        self.connections = 0
+        self._metrics = ServerMetrics()
+        self._had_weights = False
+        self._running = 0
+        self._changed = threading.Condition()
         try:
-            super().__init__((host, port), _Handler)
+            super().__init__((host, port), Handler)
         except OSError as e:
             if e.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
                 raise
@@ -49,105 +79,69 @@ class WorkerServer(ThreadingHTTPServer):
                 f"cannot listen on {host}:{port}: {e.strerror}; give another --port (0: any free)"
             ) from e
 
+    def drain(self) -> None:
+        """Turn new requests away from now on; those under way go on."""
+        self.draining = True
+
+    def wait_idle(self, secs: float) -> bool:
+        """Wait until no request is under way, at most ``secs``; whether none is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._running, secs)
+
+    def check_open(self) -> None:
+        """Raises ``Refused`` (503) while draining, or long without a first version."""
+        if self.draining:
+            raise Refused(503, "the worker is stopping; ask another one", retryable=True)
+        if not self._had_weights:
+            self._had_weights = self.backend.health()["version"] >= 0
+            waited = self.clock.now() - self.created
+            if not self._had_weights and waited > self.limits.no_weights_secs:
+                text = f"no weights for {waited:.0f} s; is the trainer publishing?"
+                raise Refused(503, text, retryable=True)
+
+    @contextlib.contextmanager
+    def answering(self, page: str) -> Iterator[Callable[[int], None]]:
+        """Count one request as running; the function given takes its status at the end."""
+        started = self.clock.now()
+        with self._changed:
+            self._running += 1
+        try:
+            yield lambda status: self._metrics.observe(page, status, self.clock.now() - started)
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def metrics_text(self) -> str:
+        """The page ``/metrics``."""
+        return self._metrics.render(self.backend.health(), self.backend.totals, self.connections)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give the connection a thread; far beyond the limit not even one to refuse it."""
+        with self._changed:
+            crowded = self.connections >= 2 * self.limits.connections
+            self.connections += not crowded
+        if crowded:
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._left()
+            raise
+
+    def process_request_thread(self, request: socket.socket, client_address: Any) -> None:
+        """The connection's thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._left()
+
+    def _left(self) -> None:
+        with self._changed:
+            self.connections -= 1
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is its own business; anything else prints its traceback."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
-
-
-class _Refused(Exception):
-    """A request that gets an error status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: WorkerServer
-    protocol_version = "HTTP/1.1"
-    timeout = IDLE_SECS
-    # One write per answer and no Nagle: else each reply on a kept connection waits 40 ms.
-    wbufsize = -1
-    disable_nagle_algorithm = True
-
-    def do_GET(self) -> None:
-        if self.path != "/healthz":
-            self._error(404, f"no page {self.path[:100]}; GET /healthz or POST /generate")
-            return
-        self._send(200, json.dumps(self.server.health()).encode())
-
-    def do_POST(self) -> None:
-        try:
-            body = self._body()
-            if self.path != "/generate":
-                raise _Refused(404, f"no page {self.path[:100]}; POST /generate")
-            self._send(200, to_json(self._generate(_parse(body))))
-        except _Refused as e:
-            self._error(e.status, str(e))
-        except InferenceError as e:
-            self._error(503 if e.retryable else 422, str(e), retryable=e.retryable)
-
-    def _generate(self, request: GenerateRequest) -> GenerateReply:
-        future = self.server.submit(request)
-        try:
-            return future.result(request.timeout_secs + GRACE_SECS)
-        except TimeoutError as e:
-            raise InferenceError(f"no answer within {request.timeout_secs:g} s") from e
-
-    def _body(self) -> bytes:
-        """Read the body; a body that is not read ends the connection, as it would be next."""
-        length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()):
-            self.close_connection = True
-            raise _Refused(411, "Content-Length is missing or not a number")
-        if int(length) > MAX_BODY_BYTES:
-            self.close_connection = True
-            raise _Refused(413, f"body of {length} bytes; at most {MAX_BODY_BYTES}")
-        body = self.rfile.read(int(length))
-        if len(body) < int(length):
-            self.close_connection = True
-            raise _Refused(400, f"body ends after {len(body)} of {length} bytes")
-        return body
-
-    def _error(self, status: int, message: str, *, retryable: bool = False) -> None:
-        self._send(status, json.dumps({"error": message, "retryable": retryable}).encode())
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Called by the base class for what is no HTTP; the same form as our own errors."""
-        self.request_version = self.protocol_version  # else rubbish gets an answer without status
-        self.close_connection = True
-        self._error(code, message or "not a request this server knows")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing per request; metrics count them."""
-
-
-def _parse(body: bytes) -> GenerateRequest:
-    """Decode and check what the record's own checks do not cover. Raises ``_Refused``."""
-    try:
-        request = from_json(GenerateRequest, body)
-    except SchemaMismatch as e:
-        raise _Refused(400, str(e)) from e
-    sampling = request.sampling
-    checks = (
-        (0 < len(request.request_id) <= 200, "request_id must have 1 to 200 characters"),
-        (sampling.n <= MAX_SAMPLES, f"n = {sampling.n}; at most {MAX_SAMPLES}"),
-        (len(request.seeds) == sampling.n, f"{len(request.seeds)} seeds for n = {sampling.n}"),
-        (all(0 <= s < 2**32 for s in request.seeds), "seeds must be in [0, 2^32)"),
-        (sampling.top_k < 2**31, f"top_k = {sampling.top_k}; below 2^31"),
-        (len(sampling.stop) <= 16, f"{len(sampling.stop)} stop strings; at most 16"),
-        (all(len(s) <= 256 for s in sampling.stop), "a stop string is longer than 256 characters"),
-        (0 < request.timeout_secs <= MAX_TIMEOUT_SECS, "timeout_secs must be in (0, 86400]"),
-    )
-    problems = [text for ok, text in checks if not ok]
-    if problems:
-        raise _Refused(400, "; ".join(problems))
-    return request

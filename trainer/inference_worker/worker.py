@@ -31,6 +31,8 @@ from infra.weights.weight_follower import WeightFollower
 from trainer.compile_cache import enable_compile_cache
 from trainer.config import TrainerConfig
 from trainer.inference_worker.engine import DecoderEngine
+from trainer.inference_worker.generation_job import Watch
+from trainer.inference_worker.http_limits import HttpLimits
 from trainer.inference_worker.observer import Observer
 from trainer.inference_worker.scheduler import Scheduler
 from trainer.inference_worker.server import WorkerServer
@@ -38,6 +40,8 @@ from trainer.inference_worker.totals import Totals, rates
 from trainer.model.pretrained import load_config, resolve_model
 
 BEAT_SECS = 1.0
+DRAIN_POLL_SECS = 0.1
+ANSWER_SECS = 1.0
 
 Mailbox = queue.SimpleQueue[BaseException | None]
 """How threads and signals reach the main thread."""
@@ -57,21 +61,25 @@ class Worker:
         host: str,
         port: int,
         weights_server: str = "",
+        limits: HttpLimits | None = None,
+        token: str = "",
     ) -> None:
         """Bind the port and prepare the model's configuration; compiles and loads nothing yet.
 
-        ``weights_server``: instead of ``[weights] server``, e.g. this host's relay.
+        ``weights_server``: instead of ``[weights] server``, e.g. this host's relay; ``token``:
+        what callers must show, if anything.
 
         Raises:
             ConfigError: the port is taken, or the model cannot be resolved.
         """
         settings = config.own.inference
         # Bind first: a taken port must not cost the user a compilation.
-        self._server = WorkerServer(host, port, self._submit, self.health)
+        self._server = WorkerServer(host, port, self, limits=limits, token=token, clock=clock)
         self._settings, self._clock, self._role, self._store = settings, clock, role, store
         enable_compile_cache(cache)
         folder = resolve_model(config.own.model, cache)
-        tokenizer = load_tokenizer(folder)
+        self.model = config.shared.run.name
+        self.tokenizer = tokenizer = load_tokenizer(folder)
         self._engine = DecoderEngine(load_config(folder), settings)
         self._tokenizer_digest = tokenizer.digest
         self._heartbeat = Heartbeat(store, role, clock)
@@ -95,6 +103,11 @@ class Worker:
         """Host and port that are really bound."""
         host, port = self._server.server_address[:2]
         return str(host), int(port)
+
+    @property
+    def totals(self) -> Totals:
+        """What was done so far."""
+        return self._scheduler.totals
 
     def health(self) -> dict[str, Any]:
         """What ``GET /healthz`` answers."""
@@ -121,13 +134,25 @@ class Worker:
         params = jax.block_until_ready(self._engine.load_params(arrays))
         self._scheduler.offer_weights(manifest.version, manifest.digest, params)
 
-    def _submit(self, request: GenerateRequest) -> Future[GenerateReply]:
-        return self._scheduler.submit(request)
+    def submit(
+        self,
+        request: GenerateRequest,
+        *,
+        prompt_ids: np.ndarray | None = None,
+        watch: Watch | None = None,
+    ) -> Future[GenerateReply]:
+        """As ``Scheduler.submit``."""
+        return self._scheduler.submit(request, prompt_ids=prompt_ids, watch=watch)
+
+    def cancel(self, request_id: str, future: Future[GenerateReply]) -> None:
+        """As ``Scheduler.cancel``."""
+        self._scheduler.cancel(request_id, future)
 
     def serve(self, mailbox: Mailbox, pinned: int | None = None) -> None:
         """Serve until something is put into ``mailbox``: None to stop, an exception to raise.
 
-        Threads that die put theirs there.
+        Threads that die put theirs there. To stop is to drain first: what runs is finished within
+        ``HttpLimits.drain_secs``, new requests go elsewhere; a second None ends that at once.
         """
         stopped = threading.Event()
         # Health checks are answered while we compile; requests queue, there are no weights yet.
@@ -143,9 +168,10 @@ class Worker:
             self._follower.pin(pinned, self._store)
         host, port = self.address
         print(f"serving on http://{host}:{port}", flush=True)
-        failure = self._report_until(mailbox)
+        failure = self._report_until(mailbox) or self._drain(mailbox)
         stopped.set()
         self._scheduler.stop()
+        self._server.wait_idle(ANSWER_SECS)  # those that are told so now
         self._server.shutdown()
         self._server.server_close()
         for thread in threads:
@@ -154,6 +180,15 @@ class Worker:
         self._metrics.flush()
         if failure is not None:
             raise failure
+
+    def _drain(self, mailbox: Mailbox) -> BaseException | None:
+        """Let what runs finish; return what was put into the mailbox meanwhile."""
+        self._server.drain()
+        end = self._clock.now() + self._server.limits.drain_secs
+        while not self._server.wait_idle(DRAIN_POLL_SECS) and self._clock.now() < end:
+            if not mailbox.empty():
+                return mailbox.get()
+        return None
 
     def _follow(self, stopped: threading.Event) -> None:
         with HintListener(self._role) as wake:

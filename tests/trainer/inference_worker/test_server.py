@@ -5,17 +5,18 @@ import json
 import socket
 import threading
 
+import numpy as np
 import pytest
 
-from infra.clock import SystemClock
 from infra.contracts.errors import ConfigError, InferenceError
 from infra.contracts.json_codec import from_json, to_json
 from infra.contracts.records import GenerateReply, GenerateRequest, Message, SamplingParams
 from infra.inference.http_client import HttpInferenceClient
-from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.counting_engine import CountingEngine
-from trainer.inference_worker.scheduler import Scheduler
-from trainer.inference_worker.server import MAX_BODY_BYTES, WorkerServer
+from tests.trainer.inference_worker.served_worker import Served
+from trainer.inference_worker.http_limits import HttpLimits
+from trainer.inference_worker.server import WorkerServer
+
+MAX_BODY_BYTES = HttpLimits().body_bytes
 
 
 class Bytes:
@@ -23,10 +24,9 @@ class Bytes:
 
     eos_ids = (0,)
     digest = "bytes"
+    vocab_size = 128
 
     def encode_prompt(self, messages):
-        import numpy as np
-
         return np.array([ord(c) for c in messages[0].content], np.int32)
 
     def decode(self, ids):
@@ -34,22 +34,14 @@ class Bytes:
 
 
 @pytest.fixture(scope="module")
-def server():
-    engine = CountingEngine(slots=4, max_len=32, vocab=128)
-    settings = InferenceConfig(slots=4, max_len=32)
-    scheduler = Scheduler(engine, Bytes(), settings, SystemClock())
-    scheduler.offer_weights(7, "seven", {})
-    health = lambda: {"status": "ok", "version": scheduler.version}  # noqa: E731
-    server = WorkerServer("127.0.0.1", 0, scheduler.submit, health)
-    threads = [threading.Thread(target=f) for f in (scheduler.run, server.serve_forever)]
-    for thread in threads:
-        thread.start()
-    yield server
-    scheduler.stop()
-    server.shutdown()
-    server.server_close()
-    for thread in threads:
-        thread.join()
+def served():
+    with Served(tokenizer=Bytes(), max_len=32) as served:
+        yield served
+
+
+@pytest.fixture
+def server(served):
+    return served.server
 
 
 @pytest.fixture
@@ -71,7 +63,7 @@ def request(name="r", **changes):
     return GenerateRequest(**(values | changes))
 
 
-def post(connection, body, path="/generate", headers=None):
+def post(connection, body, path="/v1/generate", headers=None):
     connection.request("POST", path, body, headers or {})
     response = connection.getresponse()
     return response.status, response.read()
@@ -120,6 +112,7 @@ def test_many_at_once(server):
         ({"timeout_secs": 0.0}, 400, "timeout_secs must be in"),
         ({"timeout_secs": 1e9}, 400, "timeout_secs must be in"),
         ({"sampling": SamplingParams(n=2, stop=("x" * 300,))}, 400, "stop string is longer"),
+        ({"sampling": SamplingParams(n=2, temperature=1e-42)}, 400, "temperature = 1e-42"),
         ({"messages": (Message(role="text", content="a" * 32),)}, 422, "32 tokens; 1 to 31 fit"),
         ({"messages": (Message(role="text", content=""),)}, 422, "0 tokens"),
     ],
@@ -144,6 +137,7 @@ def test_wrong_requests_are_refused_and_not_retryable(connection, changes, statu
         b"[" * 100_000,
         to_json(request()).replace(b'"n":2', b'"n":"2"'),
         to_json(request()).replace(b'"n":2', b'"n":0'),
+        to_json(request()).replace(b'"r"', b'"\\ud800"'),
         to_json(request()).replace(b'"n":2', b'"n":1e999'),
         to_json(request()).replace(b'"temperature":1.0', b'"temperature":NaN'),
         to_json(request()).replace(b'"seeds"', b'"extra":1,"seeds"'),
@@ -184,6 +178,12 @@ def raw(server, data):
         (b"POST /generate HTTP/1.1\r\nHost: x\r\n\r\n", b"411"),
         (b"POST /generate HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"411"),
         (b"POST /generate HTTP/1.1\r\nContent-Length: ten\r\n\r\n", b"411"),
+        (b"POST /generate HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", b"413"),
+        (
+            b"POST /x HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+            b"404",
+        ),
+        (b"POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"411"),
         (b"POST /generate HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc", b"400"),
         (b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1), b"413"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
@@ -196,7 +196,7 @@ def test_broken_http(server, data, status):
 def test_a_taken_port_is_one_line(server):
     port = server.server_address[1]
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}.*another --port"):
-        WorkerServer("127.0.0.1", port, lambda r: None, dict)
+        WorkerServer("127.0.0.1", port, None)
 
 
 def test_the_projects_own_client(server):

@@ -110,7 +110,18 @@ def test_a_worker_answers_follows_and_stops(store, tmp_path):
             "queued": 0,
             "weights": "ok",
         }
+
+        # What waits at SIGTERM is given its time: here until its own deadline.
+        last = dataclasses.replace(REQUEST, request_id="last", min_version=2, timeout_secs=2.0)
+        waiting = http.client.HTTPConnection("127.0.0.1", connection.port, timeout=90)
+        waiting.request("POST", "/v1/generate", to_json(last))
+        while not health["queued"]:
+            connection.request("GET", "/healthz")
+            health = json.loads(connection.getresponse().read())
         process.send_signal(signal.SIGTERM)
+        answer = waiting.getresponse()
+        assert answer.status == 503
+        assert "needs version 2, the worker has 1" in json.loads(answer.read())["error"]
         assert process.wait(timeout=60) == 0
         assert process.stderr.read() == b""
     finally:

@@ -1,0 +1,105 @@
+"""Many callers at once, some of which leave, over weight swaps and a queue that is too short."""
+
+import json
+import random
+import resource
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from infra.contracts.ids import sample_seed
+from tests.trainer.inference_worker.served_worker import Pieces, Served
+from trainer.inference_worker.http_limits import HttpLimits
+
+PIECES = Pieces()
+
+
+class Caller:
+    """Asks one request after the other and checks every answer."""
+
+    def __init__(self, served, number):
+        self.served, self.number = served, number
+        self.random = random.Random(number)
+        self.connection = served.connect()
+        self.answered = self.left = self.refused = 0
+
+    def run(self, requests):
+        for i in range(requests):
+            prompt, seed = self.random.choice(["Q: 1", "A: 2", "ok"]), self.random.getrandbits(30)
+            asked = {"prompt": prompt, "seed": seed, "max_tokens": self.random.randint(1, 40)}
+            asked |= {"n": self.random.randint(1, 3), "return_token_ids": True}
+            if self.number == 0:
+                self.served.scheduler.offer_weights(100 + i, f"digest-{100 + i}", {})
+            if self.random.random() < 0.2:
+                self.leave(asked)
+            else:
+                self.ask(asked)
+        self.connection.close()
+        return self
+
+    def leave(self, asked):
+        self.connection.request("POST", "/v1/completions", json.dumps(asked))
+        self.connection.close()
+        self.left += 1
+
+    def ask(self, asked):
+        if self.random.random() < 0.3:
+            asked["stream"] = True
+        while True:
+            self.connection.request("POST", "/v1/completions", json.dumps(asked))
+            response = self.connection.getresponse()
+            body = response.read()
+            if response.status == 200:
+                break
+            assert response.status == 429, body
+            self.refused += 1
+        self.check(asked, body)
+        self.answered += 1
+
+    def check(self, asked, body):
+        if asked.get("stream"):
+            events = body.split(b"\n\n")
+            assert events[-2:] == [b"data: [DONE]", b""]
+            choices = [c for e in events[:-2] for c in json.loads(e[6:])["choices"]]
+        else:
+            choices = json.loads(body)["choices"]
+        last = PIECES.encode_prompt_text(asked["prompt"])[-1]
+        for k in range(asked["n"]):
+            own = [c for c in choices if c["index"] == k]
+            first = last + sample_seed(asked["seed"], k)
+            ids = [(first + i) % PIECES.vocab_size for i in range(asked["max_tokens"])]
+            assert [i for c in own for i in c["token_ids"]] == ids
+            assert "".join(c["text"] for c in own) == PIECES.decode(ids)
+            assert len({v for c in own for v in c["policy_versions"]}) == 1  # swaps at a boundary
+
+
+def load(clients, requests):
+    """Run the callers; return what happened. The server must be empty afterwards."""
+    with Served(
+        slots=8, max_queue=clients // 2, limits=HttpLimits(connections=4 * clients)
+    ) as served:
+        callers = [Caller(served, number) for number in range(clients)]
+        with ThreadPoolExecutor(clients) as pool:
+            list(pool.map(lambda caller: caller.run(requests), callers))
+        while served.scheduler.load() != (0, 0):
+            pass
+        assert served.server.wait_idle(20)
+        assert served.ask("/v1/completions", {"prompt": "ok"})[0] == 200
+        totals = served.totals
+    assert sum(c.answered + c.left for c in callers) == clients * requests
+    assert totals.expired == 0
+    return callers, totals
+
+
+def test_no_answer_is_lost_or_mixed():
+    callers, totals = load(24, 8)
+    assert sum(c.left for c in callers) > 0
+    assert totals.swaps > 1
+
+
+@pytest.mark.sweep
+def test_memory_is_flat():
+    load(200, 10)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    load(200, 40)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1.1 * before

@@ -1,0 +1,92 @@
+"""OpenAI's pages: a body in, an answer or a stream of events out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from infra.contracts.records import GenerateReply
+from trainer.inference_worker.generation_job import Drawn
+from trainer.inference_worker.http_backend import Backend
+from trainer.inference_worker.http_call import Call
+from trainer.inference_worker.http_limits import Refused
+from trainer.inference_worker.openai_reply import Piece, Shape
+from trainer.inference_worker.openai_request import OpenAIRequest
+from trainer.inference_worker.openai_stream import TextStream
+
+
+def models(model: str, created: int) -> dict[str, Any]:
+    """What ``GET /v1/models`` answers."""
+    entry = {"id": model, "object": "model", "created": created, "owned_by": "headrace"}
+    return {"object": "list", "data": [entry]}
+
+
+def submit(call: Call, request: OpenAIRequest, model: str) -> None:
+    """Queue all groups of a request. Raises ``Refused``: another model is asked for."""
+    if request.model not in ("", model):
+        raise Refused(
+            404,
+            f"the model {request.model[:60]!r} is not here; this worker serves {model!r}",
+            param="model",
+            code="model_not_found",
+        )
+    for group, prompt_ids in request.groups:
+        call.submit(group, prompt_ids=prompt_ids, stream=request.stream)
+
+
+def stream(
+    call: Call, request: OpenAIRequest, shape: Shape, backend: Backend
+) -> Iterator[dict[str, Any]]:
+    """Yield the events of a streamed answer; the end mark is the server's."""
+    n = request.groups[0][0].sampling.n
+    choices = [
+        _Choice(number * n + k, backend, group.sampling.stop)
+        for number, (group, _) in enumerate(request.groups)
+        for k in range(n)
+    ]
+    replies: dict[int, GenerateReply] = {}
+    begun = not request.chat
+    for number, item in call.events():
+        if not begun:
+            yield shape.chunk(
+                [Piece(index=c.index, text="", tokens=()) for c in choices], first=True
+            )
+            begun = True
+        if isinstance(item, Drawn):
+            piece = choices[number * n + item.index].add(item)
+            if piece is not None:
+                yield shape.chunk([piece])
+            continue
+        replies[number] = item
+        for k, sample in enumerate(item.samples):
+            text, reason = sample.response_text, sample.finish_reason.value
+            yield shape.chunk([choices[number * n + k].finish(text, reason)])
+    if request.include_usage:
+        yield shape.usage_chunk([replies[number] for number in range(len(request.groups))])
+
+
+class _Choice:
+    """One sample of a stream: tokens wait until their text may be sent."""
+
+    def __init__(self, index: int, backend: Backend, stops: tuple[str, ...]) -> None:
+        self.index = index
+        self._token_text = backend.tokenizer.token_text
+        self._text = TextStream(backend.tokenizer.decode, stops)
+        self._waiting: list[Drawn] = []
+        self._offset = 0
+
+    def add(self, drawn: Drawn) -> Piece | None:
+        self._waiting.append(drawn)
+        text = self._text.add(drawn.token)
+        return self._piece(text, None) if text else None
+
+    def finish(self, text: str, reason: str) -> Piece:
+        return self._piece(self._text.finish(text), reason)
+
+    def _piece(self, text: str, finish: str | None) -> Piece:
+        tokens, self._waiting = self._waiting, []
+        piece = Piece(
+            index=self.index, text=text, tokens=tokens, finish=finish, offset=self._offset
+        )
+        self._offset += sum(len(self._token_text(t.token)) for t in tokens)
+        return piece
