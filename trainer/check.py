@@ -10,7 +10,8 @@ from typing import Any
 
 from infra.contracts.errors import ConfigError
 from trainer.config import SECTIONS, ModelSection, TrainerConfig
-from trainer.model.config import ModelConfig, from_hf, preset
+from trainer.model.config import ModelConfig, preset
+from trainer.model.hf_config import from_hf
 
 STATE_COPIES = 3
 """A checkpoint holds the parameters and AdamW's two moments."""
@@ -64,7 +65,11 @@ def count_parameters(c: ModelConfig) -> tuple[int, int]:
     """(all parameters, those in matrices), by arithmetic: loading JAX for it takes a second."""
     inner, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     layer = c.dim * (2 * inner + 2 * kv) + 3 * c.dim * c.ffn
-    vectors = 2 * c.dim + c.qkv_bias * (inner + 2 * kv) + c.qk_norm * 2 * c.head_dim
+    vectors = (
+        (4 if c.post_norms else 2) * c.dim
+        + c.qkv_bias * (inner + 2 * kv)
+        + c.qk_norm * 2 * c.head_dim
+    )
     matrices = c.layers * layer + c.vocab * c.dim * (1 if c.tied else 2)
     return matrices + c.layers * vectors + c.dim, matrices
 

@@ -24,7 +24,7 @@ from infra.text.tokenizer import write_char_tokenizer
 from infra.weights.stored_weights import StoredWeights
 from tests.trainer.sequences import MODEL, make_training_group
 from trainer.config import TrainerConfig, parse_trainer
-from trainer.model.config import to_hf
+from trainer.model.hf_config import to_hf
 from trainer.model.params_io import to_named
 from trainer.model.transformer import init_params
 from trainer.stopping import Stopping

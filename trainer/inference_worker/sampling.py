@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from trainer.model.transformer import MASKED
+from trainer.model.attention import MASKED
 
 
 class Sampler(NamedTuple):

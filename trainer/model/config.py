@@ -1,22 +1,16 @@
-"""Shape of a decoder of the Llama family (Llama, SmolLM2, Qwen2, Qwen3, Mistral).
+"""Shape and arithmetic of a decoder: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 (text).
 
 One frozen ``ModelConfig`` is read by trainer and engine alike; it is hashable, so jitted functions
-take it as a static argument. ``from_hf`` and ``to_hf`` translate Hugging Face ``config.json``.
+take it as a static argument. ``trainer.model.hf_config`` translates Hugging Face ``config.json``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from infra.config import nearest
 from infra.contracts.errors import ConfigError
-
-QUERY_KEY_NORM = ("qwen3",)
-QUERY_KEY_BIAS = ("qwen2",)
-FAMILIES = ("llama", "mistral", *QUERY_KEY_BIAS, *QUERY_KEY_NORM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +21,13 @@ class RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearScaling:
+    """Every rotary frequency divided by ``factor`` (``rope_type: linear``)."""
+
+    factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +42,36 @@ class ModelConfig:
     """Each key/value head serves ``heads // kv_heads`` query heads (grouped-query attention)."""
     head_dim: int
     ffn: int
-    """Width of the SwiGLU hidden layer."""
+    """Width of the gated MLP's hidden layer."""
     vocab: int
     rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | LinearScaling | None = None
     eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
     tied: bool = True
     """The head is the embedding matrix."""
     qkv_bias: bool = False
     qk_norm: bool = False
-    """RMSNorm on every query and key head (Qwen3)."""
+    """RMSNorm on every query and key head (Qwen3, Gemma 3)."""
+    activation: str = "silu"
+    """Of the MLP's gate: silu, or gelu_tanh (Gemma)."""
+    norm_offset: float = 0.0
+    """RMSNorm multiplies by this plus the stored scale (Gemma: 1)."""
+    post_norms: bool = False
+    """A norm also after attention and after the MLP, before each is added (Gemma)."""
+    embed_scale: float = 1.0
+    """Embeddings are multiplied by it (Gemma: the root of ``dim``)."""
+    query_dim: float | None = None
+    """Attention scores are divided by its root; None: ``head_dim``."""
+    attn_softcap: float | None = None
+    """Attention scores go through ``cap * tanh(score / cap)`` (Gemma 2)."""
+    final_softcap: float | None = None
+    """The same for logits (Gemma 2)."""
+    window: int | None = None
+    """Tokens that ``window_layers`` look at, the own one among them."""
+    window_layers: tuple[int, ...] = ()
+    window_rope_theta: float | None = None
+    """Rotary base of ``window_layers``, never scaled (Gemma 3); None: as everywhere."""
     max_len: int = 2048
     """Longest sequence the model was made for."""
     family: str = "llama"
@@ -63,6 +83,18 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim = {self.head_dim} must be even: rotary pairs")
+        if self.window_layers and not (self.window and self.window > 0):
+            raise ValueError(f"window = {self.window} must be positive: layers have a window")
+
+    @property
+    def query_scale(self) -> float:
+        """What attention scores are multiplied by."""
+        return (self.query_dim or self.head_dim) ** -0.5
+
+    @property
+    def sliding(self) -> tuple[bool, ...]:
+        """Of every layer, whether it has a window."""
+        return tuple(i in self.window_layers for i in range(self.layers))
 
 
 PRESETS: dict[str, ModelConfig] = {
@@ -89,96 +121,6 @@ def preset(name: str) -> ModelConfig:
     if name not in PRESETS:
         raise ConfigError(f"model preset '{name}' is not known; {nearest(name, PRESETS)}")
     return PRESETS[name]
-
-
-def from_hf(facts: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-    """Read a Hugging Face ``config.json``. Raises ``ConfigError`` for another architecture."""
-    family = facts.get("model_type")
-    if family not in FAMILIES:
-        raise ConfigError(
-            f"{where}: model_type '{family}' is not supported; supported: {', '.join(FAMILIES)}"
-        )
-    window = facts.get("sliding_window") if facts.get("use_sliding_window", True) else None
-    refused = {
-        "mlp_bias": facts.get("mlp_bias", False),
-        "hidden_act": facts.get("hidden_act", "silu") != "silu",
-        "sliding_window": family != "llama" and window is not None,
-        "attention_bias": family == "llama" and facts.get("attention_bias", False),
-    }
-    if any(refused.values()):
-        names = ", ".join(f"{k} = {facts[k]!r}" for k, bad in refused.items() if bad)
-        raise ConfigError(f"{where}: {names} is not supported; use a model without it")
-    rope = facts.get("rope_parameters") or facts.get("rope_scaling") or {}
-    heads = facts["num_attention_heads"]
-    return ModelConfig(
-        layers=facts["num_hidden_layers"],
-        dim=facts["hidden_size"],
-        heads=heads,
-        kv_heads=facts.get("num_key_value_heads") or heads,
-        head_dim=facts.get("head_dim") or facts["hidden_size"] // heads,
-        ffn=facts["intermediate_size"],
-        vocab=facts["vocab_size"],
-        rope_theta=float(facts.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
-        rope_scaling=_scaling(rope, where),
-        eps=float(facts.get("rms_norm_eps", 1e-6)),
-        tied=bool(facts.get("tie_word_embeddings", False)),
-        qkv_bias=family in QUERY_KEY_BIAS,
-        qk_norm=family in QUERY_KEY_NORM,
-        max_len=facts.get("max_position_embeddings", 2048),
-        family=family,
-    )
-
-
-def _scaling(rope: Mapping[str, Any], where: str) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise ConfigError(
-            f"{where}: rope_type '{kind}' is not supported; supported: default, llama3"
-        )
-    return RopeScaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_max_len=int(rope["original_max_position_embeddings"]),
-    )
-
-
-def to_hf(config: ModelConfig, *, bos: int | None, eos: tuple[int, ...]) -> dict[str, Any]:
-    """Write what ``from_hf`` and transformers read."""
-    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-    scaling = config.rope_scaling
-    facts: dict[str, Any] = {
-        "architectures": [f"{names[config.family]}ForCausalLM"],
-        "model_type": config.family,
-        "num_hidden_layers": config.layers,
-        "hidden_size": config.dim,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.ffn,
-        "vocab_size": config.vocab,
-        "rope_theta": config.rope_theta,
-        "rms_norm_eps": config.eps,
-        "tie_word_embeddings": config.tied,
-        "max_position_embeddings": config.max_len,
-        "hidden_act": "silu",
-        "bos_token_id": bos,
-        "eos_token_id": list(eos) if len(eos) != 1 else eos[0],
-        "dtype": "float32",
-    }
-    if config.family == "mistral":
-        facts["sliding_window"] = None
-    if scaling is not None:
-        facts["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_len,
-        }
-    return facts
 
 
 def config_facts(config: ModelConfig) -> dict[str, object]:

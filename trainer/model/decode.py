@@ -13,17 +13,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from trainer.model.config import ModelConfig
-from trainer.model.transformer import (
-    MASKED,
-    Params,
-    attention_mask,
-    block,
-    embed,
+from trainer.model.attention import (
+    attention_weights,
+    layer_masks,
+    layer_visible,
     masked_attention,
-    rms_norm,
-    rope_tables,
 )
+from trainer.model.config import ModelConfig
+from trainer.model.rope import layer_ropes
+from trainer.model.transformer import Params, block, embed, norm
 
 
 class Cache(NamedTuple):
@@ -60,11 +58,11 @@ def prefill_packed(
         Keys float32[KVH, Dh, 2T] and values float32[KVH, 2T, Dh] per layer; the second half is
         empty, so that a window as long as the row may start at any token.
     """
-    mask = attention_mask(segments[None], prefixes[None])
-    rope = rope_tables(config, positions[None])
-    x = embed(params, tokens[None])
+    masks = layer_masks(config, positions[None], segments[None], prefixes[None])
+    ropes = layer_ropes(config, positions[None])
+    x = embed(params, config, tokens[None])
     keys, values = [], []
-    for layer in params["layers"]:
+    for layer, rope, mask in zip(params["layers"], ropes, masks, strict=True):
         x, k, v = _prefill_block(layer, config, x, rope, mask)
         keys.append(k)
         values.append(v)  # what only the last x needs, XLA drops
@@ -89,7 +87,7 @@ def _prefill_block(
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         kept.append(jnp.pad(k[0].transpose(1, 2, 0), ((0, 0), (0, 0), room)))
         kept.append(jnp.pad(v[0].transpose(1, 0, 2), ((0, 0), room, (0, 0))))
-        return masked_attention(q, k, v, mask)
+        return masked_attention(config, q, k, v, mask)
 
     x = block(layer, config, x, rope, attend)
     return x, kept[0], kept[1]
@@ -105,12 +103,13 @@ def prefill_chunk(
             Donate it. Its first half must have room for all ``T`` tokens.
     """
     positions = start + jnp.arange(tokens.size)
-    mask = (jnp.arange(past.keys[0].shape[2] // 2) <= positions[:, None])[None]
-    rope = rope_tables(config, positions[None])
-    x = embed(params, tokens[None])
+    visible = layer_visible(config, positions, past.keys[0].shape[2] // 2)
+    ropes = layer_ropes(config, positions[None])
+    x = embed(params, config, tokens[None])
     keys, values = [], []
-    for layer, k, v in zip(params["layers"], past.keys, past.values, strict=True):
-        x, k, v = _chunk_block(layer, config, x, rope, mask, k, v, start)
+    parts = (params["layers"], ropes, visible, past.keys, past.values)
+    for layer, rope, seen, k, v in zip(*parts, strict=True):
+        x, k, v = _chunk_block(layer, config, x, rope, seen[None], k, v, start)
         keys.append(k)
         values.append(v)
     return Cache(tuple(keys), tuple(values))
@@ -136,7 +135,7 @@ def _chunk_block(
         kept.append(jax.lax.dynamic_update_slice(values, v, (0, start, 0)))
         room = mask.shape[2]
         k, v = kept[0][:, :, :room].transpose(2, 0, 1), kept[1][:, :room].transpose(1, 0, 2)
-        return masked_attention(q, k[None], v[None], mask)
+        return masked_attention(config, q, k[None], v[None], mask)
 
     x = block(layer, config, x, rope, attend)
     return x, kept[0], kept[1]
@@ -185,14 +184,16 @@ def decode_hidden(
     Returns:
         float32[rows, D] after the final norm, and the new cache.
     """
-    rope = rope_tables(config, positions[:, None])
-    x = embed(params, tokens[:, None])
+    ropes = layer_ropes(config, positions[:, None])
+    visible = layer_visible(config, positions, cache.keys[0].shape[3])
+    x = embed(params, config, tokens[:, None])
     keys, values = [], []
-    for layer, k, v in zip(params["layers"], cache.keys, cache.values, strict=True):
-        x, k, v = _decode_block(layer, config, x, rope, k, v, positions, rows)
+    parts = (params["layers"], ropes, visible, cache.keys, cache.values)
+    for layer, rope, seen, k, v in zip(*parts, strict=True):
+        x, k, v = _decode_block(layer, config, x, rope, seen, k, v, positions, rows)
         keys.append(k)
         values.append(v)
-    return rms_norm(x[:, 0], params["norm"], config.eps), Cache(tuple(keys), tuple(values))
+    return norm(config, x[:, 0], params["norm"]), Cache(tuple(keys), tuple(values))
 
 
 @partial(jax.jit, static_argnums=1)
@@ -201,13 +202,13 @@ def _decode_block(
     config: ModelConfig,
     x: jax.Array,
     rope: tuple[jax.Array, jax.Array],
+    visible: jax.Array,
     keys: jax.Array,
     values: jax.Array,
     positions: jax.Array,
     rows: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One block on one token of each row, which first writes its key and value."""
-    visible = jnp.arange(keys.shape[3]) <= positions[:, None]
     kept: list[jax.Array] = []
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -217,8 +218,8 @@ def _decode_block(
         some = rows.size < keys.shape[0]
         k, v = (t.at[rows].get(mode="clip") if some else t for t in kept)
         q = q.reshape(q.shape[0], config.kv_heads, -1, config.head_dim)
-        scores = jnp.einsum("bkgd,bkds->bkgs", q, k) * config.head_dim**-0.5
-        weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, MASKED), axis=-1)
+        scores = jnp.einsum("bkgd,bkds->bkgs", q, k)
+        weights = attention_weights(config, scores, visible[:, None, None])
         return jnp.einsum("bkgs,bksd->bkgd", weights, v).reshape(q.shape[0], 1, -1)
 
     x = block(layer, config, x, rope, attend)

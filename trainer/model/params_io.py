@@ -34,6 +34,16 @@ _LAYER = {
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
 }
+_POST_NORMS = _LAYER | {
+    "attn_out_norm": "post_attention_layernorm.weight",
+    "mlp_norm": "pre_feedforward_layernorm.weight",
+    "mlp_out_norm": "post_feedforward_layernorm.weight",
+}
+"""Where norms follow too, one name means another norm."""
+
+
+def _layer_names(layer: Params) -> dict[str, str]:
+    return _POST_NORMS if "attn_out_norm" in layer else _LAYER
 
 
 def named_leaves(params: Params) -> Iterator[tuple[str, jax.Array]]:
@@ -42,7 +52,7 @@ def named_leaves(params: Params) -> Iterator[tuple[str, jax.Array]]:
         if key in params:
             yield name, params[key]
     for i, layer in enumerate(params["layers"]):
-        for key, name in _LAYER.items():
+        for key, name in _layer_names(layer).items():
             if key in layer:
                 yield f"model.layers.{i}.{name}", layer[key]
 
@@ -78,7 +88,7 @@ def from_named(
     params["layers"] = [
         {
             key: _own(arrays[f"model.layers.{i}.{name}"])
-            for key, name in _LAYER.items()
+            for key, name in _layer_names(layer).items()
             if key in layer
         }
         for i, layer in enumerate(shapes["layers"])

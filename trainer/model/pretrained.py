@@ -26,13 +26,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import jax
-import numpy as np
 import safetensors.numpy
 
 from infra.contracts.errors import ConfigError
 from infra.text.tokenizer import load_tokenizer, write_char_tokenizer, write_tokenizer
 from trainer.config import ModelSection
-from trainer.model.config import ModelConfig, from_hf, preset, to_hf
+from trainer.model.config import ModelConfig, preset
+from trainer.model.hf_config import from_hf, to_hf
+from trainer.model.hf_folder import read_arrays
 from trainer.model.params_io import from_named
 from trainer.model.transformer import Params, init_params
 
@@ -91,18 +92,9 @@ def load_model(folder: Path, seed: int) -> tuple[ModelConfig, Params]:
     if marker.is_file():
         for name, expected in json.loads(marker.read_text())["sha256"].items():
             check_sha256(folder / name, expected, f"delete the folder {folder}")
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        if marker.is_file():
-            return config, jax.jit(lambda key: init_params(config, key))(jax.random.key(seed))
-        raise ConfigError(f"{folder}: no *.safetensors file; give a folder with weights")
-    arrays: dict[str, np.ndarray] = {}
-    for path in files:
-        try:
-            arrays.update(safetensors.numpy.load_file(path))
-        except (OSError, ValueError, safetensors.SafetensorError) as e:
-            raise ConfigError(f"{path}: not a readable safetensors file: {e}") from e
-    return config, from_named(config, arrays, str(folder))
+    if marker.is_file() and not any(folder.glob("*.safetensors")):
+        return config, jax.jit(lambda key: init_params(config, key))(jax.random.key(seed))
+    return config, from_named(config, read_arrays(folder), str(folder))
 
 
 def check_sha256(path: Path, expected: str, remedy: str) -> None:

@@ -10,7 +10,8 @@ import safetensors.numpy
 from infra.contracts.errors import ConfigError
 from infra.text.tokenizer import load_tokenizer
 from trainer.config import ModelSection
-from trainer.model.config import preset, to_hf
+from trainer.model.config import preset
+from trainer.model.hf_config import to_hf
 from trainer.model.params_io import named_leaves, to_named
 from trainer.model.pretrained import (
     MARKER,

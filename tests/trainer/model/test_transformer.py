@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from infra.contracts.errors import ConfigError
-from trainer.model.config import ModelConfig, RopeScaling, from_hf, preset, to_hf
+from trainer.model.attention import attention_mask
+from trainer.model.config import ModelConfig, RopeScaling, preset
 from trainer.model.params_io import count_params, from_named, named_leaves, to_named
+from trainer.model.rope import rope_tables
 from trainer.model.transformer import (
-    attention_mask,
     head_logits,
     hidden_states,
     init_params,
     partition_specs,
-    rope_tables,
 )
 
 TINY = preset("tiny")
@@ -203,22 +203,3 @@ def test_partition_specs_match_the_parameters(model):
     assert jax.tree.structure(jax.tree.map(lambda _: 0, params)) == jax.tree.structure(
         jax.tree.map(lambda _: 0, specs)
     )
-
-
-@pytest.mark.parametrize("name", ["tiny", "smollm2-135m"])
-def test_hugging_face_config_round_trip(name):
-    assert from_hf(to_hf(preset(name), bos=1, eos=(2,))) == preset(name)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
-        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
-        ({"attention_bias": True}, "attention_bias = True"),
-    ],
-)
-def test_unsupported_architectures_are_refused_by_name(change, message):
-    with pytest.raises(ConfigError, match=message):
-        from_hf(to_hf(TINY, bos=None, eos=(1,)) | change)
