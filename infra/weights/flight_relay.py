@@ -17,7 +17,8 @@ from infra.clock import Clock
 from infra.contracts.errors import HeadraceError, StorageError
 from infra.contracts.manifests import WeightManifest
 from infra.weights.flight_versions import HeldVersion, HeldVersions
-from infra.weights.flight_wire import bytes_of, known_errors
+from infra.weights.flight_wire import known_errors
+from infra.weights.tensor_file import bytes_of
 from infra.weights.weight_store import WeightReader
 
 
