@@ -16,13 +16,13 @@ from trainer.inference_worker.engine_api import ResultTokens, SlotSampling
 class CountingEngine:
     """Satisfies ``engine_api.Engine``; a decode state is an int array [slots]."""
 
-    def __init__(self, slots: int, max_len: int, vocab: int) -> None:
+    def __init__(self, slots: int, max_len: int, vocab: int, steps: int = 1) -> None:
         self.max_concurrent_decodes = slots
         self.max_prefill_length = max_len - 1
         self.version = -1
         self.prefilled: list[int] = []
         """Lengths of the prompts prefilled so far, for tests to look at."""
-        self._vocab = vocab
+        self._vocab, self._steps = vocab, steps
 
     def load_params(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Arrays are the parameters."""
@@ -69,7 +69,8 @@ class CountingEngine:
         """Count on, in the given slots."""
         run = np.zeros(decode_state.size, bool)
         run[slice(None) if slots is None else list(slots)] = True
-        tokens = np.where(run, decode_state % self._vocab, 0).astype(np.float32)
-        return decode_state + run, ResultTokens(
-            np.stack([tokens, -tokens, -2 * tokens]), self.version
-        )
+        counts = decode_state + np.arange(self._steps)[:, None]
+        tokens = np.where(run, counts % self._vocab, 0).astype(np.float32)
+        data = np.stack([tokens, -tokens, -2 * tokens], axis=1)
+        data = data[0] if self._steps == 1 else data
+        return decode_state + self._steps * run, ResultTokens(data, self.version)

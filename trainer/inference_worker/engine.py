@@ -16,62 +16,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from trainer.inference_worker.config import InferenceConfig
+from trainer.inference_worker.decode_state import (
+    DecodeState,
+    Prefix,
+    decode_steps,
+    insert_prefixes,
+    inserts_of,
+)
 from trainer.inference_worker.engine_api import ResultTokens, SlotSampling
 from trainer.inference_worker.packed_row import SMALLEST_ROW, packed_row, packs_of
-from trainer.inference_worker.sampling import Sampler, draw_tokens
+from trainer.inference_worker.sampling import Sampler
 from trainer.model.config import ModelConfig
 from trainer.model.decode import (
     Cache,
-    copy_prefix,
-    decode_hidden,
     empty_cache,
     prefill_chunk,
     prefill_packed,
 )
 from trainer.model.params_io import from_named, named_leaves, param_shapes
-from trainer.model.transformer import Params, head_logits
-
-
-class DecodeState(NamedTuple):
-    """What a step reads and writes."""
-
-    cache: Cache
-    token: jax.Array
-    """int32[slots], to be run next: the last prompt token, or the last one drawn."""
-    position: jax.Array
-    """int32[slots], where ``token`` stands in its sequence."""
-    sampler: Sampler
-
-
-class Prefix(NamedTuple):
-    """One prompt within a packed row."""
-
-    packed: Cache
-    shared: int
-    """Its first tokens that all prompts of the row begin with: the row's first."""
-    own: int
-    """Its token i beyond those is the row's token ``own + i``."""
-    last_token: int
-    length: int
-    """Prompt tokens, the last one included."""
-
-
-class Inserts(NamedTuple):
-    """What one insertion call writes, arrays [slots]; only the first ``count`` entries count."""
-
-    slot: jax.Array
-    shared: jax.Array
-    own: jax.Array
-    token: jax.Array
-    position: jax.Array
-    sampler: Sampler
+from trainer.model.transformer import Params
 
 
 class DecoderEngine:
@@ -86,12 +55,13 @@ class DecoderEngine:
         self.max_prefill_length = settings.max_len - 1
         self._prefill = jax.jit(lambda params, row: prefill_packed(params, config, *row))
         self._chunk = jax.jit(prefill_chunk, static_argnums=1, donate_argnums=2)
-        self._insert = jax.jit(_insert, donate_argnums=0)
+        self._insert = jax.jit(insert_prefixes, donate_argnums=0)
         # The last long rollouts of a batch must not cost steps of all slots.
         self._widths = sorted(
             {max(2, settings.slots // cut) for cut in (8, 4, 2)} | {settings.slots}
         )
-        self._generate = jax.jit(partial(_generate, config), donate_argnums=1)
+        steps = settings.steps_per_call
+        self._generate = jax.jit(partial(decode_steps, config, steps), donate_argnums=1)
 
     def load_params(self, arrays: dict[str, np.ndarray]) -> Params:
         """Turn named arrays into parameters on the device; the layers' matrices in our dtype."""
@@ -209,14 +179,14 @@ class DecoderEngine:
             rows.setdefault(id(entry[0].packed), []).append(entry)
         for entries in rows.values():
             packed, count = entries[0][0].packed, np.int32(len(entries))
-            inserts = _inserts(entries, self.max_concurrent_decodes)
+            inserts = inserts_of(entries, self.max_concurrent_decodes)
             decode_state = self._insert(decode_state, packed, count, inserts)
         return decode_state
 
     def generate(
         self, decode_state: DecodeState, *, slots: Sequence[int] | None = None
     ) -> tuple[DecodeState, ResultTokens]:
-        """Run the newest token of the given slots (all by default), draw the next one.
+        """Run the newest token of the given slots (all by default), draw ``steps_per_call``.
 
         The result has a column for every slot; those of slots not given mean nothing, and these
         slots do not move. Costs what the next larger compiled width costs.
@@ -233,69 +203,3 @@ def _rows(slots: Sequence[int], widths: Sequence[int]) -> np.ndarray:
     rows = np.full(width, widths[-1], np.int32)
     rows[list(slots) if width == widths[-1] else slice(len(slots))] = slots
     return rows
-
-
-def _inserts(entries: Sequence[tuple[Prefix, int, SlotSampling]], slots: int) -> Inserts:
-    """Columns of one call, filled up to a length that never changes."""
-
-    def column(values: Sequence[float], dtype: type, fill: int = 0) -> np.ndarray:
-        padded = np.full(slots, fill, dtype)
-        padded[: len(values)] = values
-        return padded
-
-    prefixes, targets, samplings = zip(*entries, strict=True)
-    return Inserts(
-        slot=column(targets, np.int32, fill=slots),  # out of range: JAX drops such writes
-        shared=column([p.shared for p in prefixes], np.int32),
-        own=column([p.own for p in prefixes], np.int32),
-        token=column([p.last_token for p in prefixes], np.int32),
-        position=column([p.length - 1 for p in prefixes], np.int32),
-        sampler=Sampler(
-            seed=column([s.seed for s in samplings], np.uint32),
-            temperature=column([s.temperature for s in samplings], np.float32),
-            top_p=column([s.top_p for s in samplings], np.float32),
-            top_k=column([s.top_k for s in samplings], np.int32),
-        ),
-    )
-
-
-def _insert(state: DecodeState, packed: Cache, count: jax.Array, new: Inserts) -> DecodeState:
-    def copy(i: jax.Array, cache: Cache) -> Cache:
-        return copy_prefix(cache, packed, new.shared[i], new.own[i], new.slot[i])
-
-    cache = jax.lax.fori_loop(0, count, copy, state.cache)
-
-    def put(column: jax.Array, values: jax.Array) -> jax.Array:
-        return column.at[new.slot].set(values, mode="drop")
-
-    return DecodeState(
-        cache,
-        put(state.token, new.token),
-        put(state.position, new.position),
-        jax.tree.map(put, state.sampler, new.sampler),
-    )
-
-
-def _generate(
-    config: ModelConfig, params: Params, state: DecodeState, rows: jax.Array
-) -> tuple[DecodeState, jax.Array]:
-    slots = state.token.size
-
-    def take(column: jax.Array) -> jax.Array:
-        return column if rows.size == slots else column.at[rows].get(mode="clip")
-
-    def put(column: jax.Array, values: jax.Array) -> jax.Array:
-        return column.at[rows].set(values, mode="drop")
-
-    position, sampler = take(state.position), jax.tree.map(take, state.sampler)
-    hidden, cache = decode_hidden(params, config, state.cache, take(state.token), position, rows)
-    # The draw's counter is the position that the drawn token will take.
-    draw = draw_tokens(head_logits(params, config, hidden), sampler, position + 1)
-    # A slot that runs on after its end must not write past its last place.
-    position = jnp.minimum(position + 1, cache.keys[0].shape[3] - 1)
-    columns = (draw.token.astype(jnp.float32), draw.behaviour, draw.raw)
-    data = jnp.stack([put(jnp.zeros(slots), column) for column in columns])
-    moved = DecodeState(
-        cache, put(state.token, draw.token), put(state.position, position), state.sampler
-    )
-    return moved, data

@@ -46,16 +46,26 @@ class SlotData:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResultTokens:
-    """One step's tokens of all slots, packed so that one copy to the host serves the step."""
+    """What one step drew in all slots, or several; packed: one copy to the host serves the call.
+
+    The properties are those of one step; ``steps`` takes several apart.
+    """
 
     data: Any
-    """float32[3, slots]: token ids (exact below 2^24), behaviour and raw log-probs."""
+    """float32[3, slots]: token ids (exact below 2^24), behaviour and raw log-probs; of several
+    steps float32[steps, 3, slots]."""
     version: int
     """Policy version that drew them."""
 
     def convert_to_numpy(self) -> ResultTokens:
         """Wait for the step and fetch it."""
         return ResultTokens(np.array(self.data), self.version)
+
+    def steps(self) -> list[ResultTokens]:
+        """Each step's result, oldest first."""
+        if self.data.ndim == 2:
+            return [self]
+        return [ResultTokens(data, self.version) for data in self.data]
 
     @property
     def tokens(self) -> np.ndarray:
@@ -116,4 +126,7 @@ class Engine(Protocol):
     def generate(
         self, decode_state: DecodeState, *, slots: Sequence[int] | None = None
     ) -> tuple[DecodeState, ResultTokens]:
-        """Draw the next token of the given slots, no others; None: of all."""
+        """Draw the next token of the given slots, no others; None: of all.
+
+        An engine may draw several at once; what follows a slot's end is nobody's.
+        """

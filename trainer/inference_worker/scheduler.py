@@ -180,7 +180,8 @@ class Scheduler:
         if not taken:
             return False
         self._state, result = self._engine.generate(self._state, slots=taken)
-        self._collect(result.convert_to_numpy())
+        for one in result.convert_to_numpy().steps():
+            self._collect(one)
         if result.version != self._drawn_version:
             self._drawn_version = result.version
             self._observer.first_token(result.version)

@@ -217,6 +217,24 @@ def test_a_long_prompt_is_prefilled_in_pieces(params):
     np.testing.assert_allclose(run(whole, mixed)[1][2], run(pieces, mixed)[1][2], atol=1e-5)
 
 
+def test_several_steps_in_a_call_draw_what_single_steps_draw(engine, params):
+    settings = InferenceConfig(slots=6, max_len=24, prefill_tokens=32, steps_per_call=3)
+    many = DecoderEngine(CONFIG, settings)
+    many.update_params(many.load_params(to_named(params)), 5)
+    jobs = [(p, i, SlotSampling(seed=i)) for i, p in enumerate(PROMPTS)]
+    state = many.init_decode_state()
+    samplings = [sampling for _, _, sampling in jobs]
+    state = many.bulk_insert(many.prefill_batch(PROMPTS), state, range(3), samplings)
+    steps = []
+    for slots in (range(3), range(6)):  # both ways: rows of a smaller width, and all
+        state, result = many.generate(state, slots=slots)
+        steps += result.convert_to_numpy().steps()
+    assert len(steps) == 6
+    for slot, (ids, behaviour, raw) in run(engine, jobs).items():
+        columns = np.stack([step.data[:, slot] for step in steps], axis=1)
+        np.testing.assert_array_equal(columns, np.stack([ids, behaviour, raw]))
+
+
 def test_bfloat16_keeps_head_and_cache_in_float32(params):
     engine = DecoderEngine(CONFIG, InferenceConfig(slots=6, max_len=24, dtype="bfloat16"))
     loaded = engine.load_params(to_named(params))

@@ -64,7 +64,9 @@ class Bench:
     def __init__(self, slots=4, version=0, **settings):
         self.clock = ManualClock()
         self.seen = Seen()
-        self.engine = CountingEngine(slots, settings.get("max_len", 16), 10)
+        self.engine = CountingEngine(
+            slots, settings.get("max_len", 16), 10, settings.get("steps_per_call", 1)
+        )
         config = InferenceConfig(slots=slots, **({"max_len": 16} | settings))
         self.scheduler = Scheduler(self.engine, Digits(), config, self.clock, self.seen)
         if version >= 0:
@@ -161,9 +163,10 @@ def test_waiting_groups_are_prefilled_together_oldest_first():
     slots=st.integers(2, 7),
     groups=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), min_size=1, max_size=8),
     steps=st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    per_call=st.integers(1, 5),
 )
-def test_answers_do_not_depend_on_slots_or_arrival(slots, groups, steps):
-    bench = Bench(slots=slots)
+def test_answers_do_not_depend_on_slots_or_arrival(slots, groups, steps, per_call):
+    bench = Bench(slots=slots, steps_per_call=per_call)
     futures = []
     for i, (prompt, n) in enumerate(groups):
         futures.append(bench.submit(str(i), prompt=str(prompt), n=n))
@@ -257,6 +260,15 @@ def test_in_flight_versions_are_per_token():
     bench.drain()
     assert [s.policy_versions.tolist() for s in future.result(0).samples] == [[0, 1, 1]] * 2
     assert future.result(0).weights == ((0, "digest-0"), (1, "digest-1"))
+
+
+def test_with_several_steps_per_call_weights_change_between_calls():
+    bench = Bench(slots=2, swap="in_flight", steps_per_call=2)
+    future = bench.submit(n=2)
+    bench.scheduler.step()
+    bench.offer(1)
+    bench.drain()
+    assert [s.policy_versions.tolist() for s in future.result(0).samples] == [[0, 0, 1]] * 2
 
 
 def test_older_weights_are_never_taken():
