@@ -230,7 +230,11 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("--endpoint", help="a worker that serves the version; else one is started")
+    parser.add_argument(
+        "--endpoint",
+        action="append",
+        help="a worker that serves the version, or several; else one is started",
+    )
     parser.add_argument("--version", type=int, help="policy version; the latest if not given")
     parser.add_argument("--problems", type=int, help="held-out prompts to use")
     parser.add_argument("--samples", type=int, help="sampled responses of each; 0: greedy only")
@@ -265,7 +269,7 @@ def _version(store: ObjectStore, shared: SharedConfig, asked: int | None) -> int
 @contextlib.contextmanager
 def _endpoint(args: argparse.Namespace, version: int) -> Iterator[str]:
     if args.endpoint:
-        yield args.endpoint
+        yield ",".join(args.endpoint)
         return
     print(f"starting a worker of version {version}", file=sys.stderr)
     with temporary_worker(args.run, version, SystemClock()) as url:

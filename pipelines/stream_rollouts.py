@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from infra.clock import SystemClock
 from infra.contracts.errors import ConfigError
 from infra.heartbeats import Heartbeat
+from infra.inference.open_client import require_trainable
 from infra.run_config import SharedConfig
 from infra.storage.open_run import open_run
 from pipelines.beam_options import beam_flags, quiet_import
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> int:
     _check_broker(flags)
     settings = stage_settings(args, shared, options)
     parts = parts_of(settings)
+    require_trainable(parts.client, shared.sampling)
     name = options.pipeline.subscription or LOCAL_SUBSCRIPTION
     with _stop_signals() as stop:
         result = start(flags, settings, options, name.format(process=args.process))
@@ -57,7 +59,8 @@ def stage_settings(
 
     return StageSettings(
         store_url=args.run,
-        endpoint=args.endpoint or _configured_endpoint(shared),
+        endpoint=",".join(args.endpoint or [_configured_endpoint(shared)]),
+        trainable=True,
         recipe=options.recipe,
         role=f"rollouts-{args.process}",
         incarnation=f"{os.getpid()}-{int(SystemClock().now() * 1000)}",
@@ -139,7 +142,11 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("--endpoint", help="inference worker, http://host:port")
+    parser.add_argument(
+        "--endpoint",
+        action="append",
+        help="an inference worker, http://host:port, or several: repeated or with commas",
+    )
     parser.add_argument("--process", type=int, default=0, help="number of this process: 0, 1, ...")
     return parser.parse_known_args(argv)
 

@@ -90,6 +90,9 @@ class _Generate(beam.DoFn):
                 (self.failed if group.decision else self.generated).inc()
                 yield WindowedValue(group, timestamp, (window,))
         parts.waiting_for = ""
+        counters = parts.client.counters()
+        if pending and counters:
+            parts.metrics.emit(counters)
 
 
 class GenerateRollouts(beam.PTransform):

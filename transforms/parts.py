@@ -33,7 +33,7 @@ class StageSettings:
     store_url: str
     """Where shards are committed."""
     endpoint: str
-    """The inference worker."""
+    """The inference workers, separated by commas (``infra.inference.open_client``)."""
     recipe: RecipeConfig
     role: str
     """Name in metrics and heartbeats, e.g. ``rollouts-0``."""
@@ -41,6 +41,8 @@ class StageSettings:
     """Names this process' life in metrics."""
     request_timeout_secs: float = 60.0
     retries: int = 4
+    trainable: bool = False
+    """Whether the rollouts are for a trainer: what could not be trained on is refused."""
     client_threads: int = 32
     flush_groups: int = 64
     """Most groups in one shard."""
@@ -99,7 +101,10 @@ def build_parts(settings: StageSettings) -> Parts:
     store, clock = open_store(settings.store_url), SystemClock()
     return Parts(
         client=open_client(
-            settings.endpoint, threads=settings.client_threads, retries=settings.retries
+            settings.endpoint,
+            threads=settings.client_threads,
+            retries=settings.retries,
+            trainable=settings.trainable,
         ),
         recipe=build_recipe(settings.recipe),
         store=store,

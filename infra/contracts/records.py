@@ -146,16 +146,19 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """One sampled response, as the engine saw it. All arrays have length T."""
+    """One sampled response, as the engine saw it. All arrays have length T.
 
-    response_ids: np.ndarray
+    They are None as a whole where a foreign engine cannot give them all: text alone.
+    """
+
+    response_ids: np.ndarray | None
     """int32[T]"""
     response_text: str
-    behaviour_logprobs: np.ndarray
+    behaviour_logprobs: np.ndarray | None
     """float32[T], of the distribution really sampled from (after top-p/top-k)."""
-    raw_logprobs: np.ndarray
+    raw_logprobs: np.ndarray | None
     """float32[T], temperature only."""
-    policy_versions: np.ndarray
+    policy_versions: np.ndarray | None
     """int32[T], the version that sampled each token."""
     finish_reason: FinishReason
 
@@ -165,11 +168,11 @@ class GenerateReply:
     """What the worker answers; ``samples`` in seed order."""
 
     request_id: str
-    prompt_ids: np.ndarray
-    """int32[P], the tokenised prompt: the truth from here on."""
+    prompt_ids: np.ndarray | None
+    """int32[P], the tokenised prompt: the truth from here on. None with samples of text alone."""
     samples: tuple[Sample, ...]
     weights: tuple[tuple[int, str], ...]
-    """(version, manifest digest) of every version that took part."""
+    """(version, manifest digest) of every version that took part; empty where nobody knows."""
     engine: str
     """Name and version of the engine."""
     dtype: str

@@ -13,6 +13,7 @@ import numpy as np
 
 from infra.contracts.errors import InferenceError
 from infra.contracts.records import FinishReason, GenerateReply, GenerateRequest, Sample
+from infra.inference.capabilities import NATIVE
 
 LOGPROB = -0.5
 
@@ -26,6 +27,8 @@ class FakeInferenceClient:
             ``InferenceError``, which becomes the future's error.
         version: The policy version it pretends to serve.
     """
+
+    capabilities = NATIVE
 
     def __init__(
         self,
@@ -49,6 +52,10 @@ class FakeInferenceClient:
         except InferenceError as e:
             future.set_exception(e)
         return future
+
+    def counters(self) -> dict[str, float]:
+        """Nothing worth counting."""
+        return {}
 
     def close(self) -> None:
         self._closed = True

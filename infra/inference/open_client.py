@@ -2,20 +2,77 @@
 
 from __future__ import annotations
 
+import os
+
 from infra.contracts.errors import ConfigError
+from infra.contracts.records import SamplingParams
+from infra.inference.capabilities import untrainable
 from infra.inference.client import InferenceClient
 from infra.inference.fake_client import FakeInferenceClient
-from infra.inference.http_client import HttpInferenceClient
+from infra.inference.native_worker import NativeWorker
+from infra.inference.openai_address import parse_address
+from infra.inference.openai_worker import OpenAiWorker
+from infra.inference.pooled_client import PooledClient
+from infra.inference.worker import Worker
+from infra.text.tokenizer import load_tokenizer
+
+KEY = "HEADRACE_API_KEY"
+"""Environment variable with the bearer token of OpenAI-compatible engines."""
+SAMPLES_PER_REQUEST = 8
+"""An OpenAI-compatible engine gets one request per sample; about so many per thread."""
 
 
-def open_client(url: str, *, threads: int = 32, retries: int = 4) -> InferenceClient:
-    """Return a client for ``http://host:port``, or ``fake:`` (predictable, for dry runs).
+def open_client(
+    endpoint: str, *, threads: int = 32, retries: int = 4, trainable: bool = False
+) -> InferenceClient:
+    """Return a client for one or several addresses, separated by commas.
+
+    An address is ``http://host:port`` (our worker) or ``openai+http://host:port/v1?model=NAME``
+    (``openai_address``); ``fake:``, alone, makes rollouts up.
+
+    Args:
+        endpoint: The addresses.
+        threads: Requests under way at a time, per worker.
+        retries: Attempts after the first for unusable answers.
+        trainable: Refuse replies that could not be trained on.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: something else, or a tokenizer that cannot be read.
     """
-    if url == "fake:":
+    if endpoint == "fake:":
         return FakeInferenceClient()
+    urls = [url.strip() for url in endpoint.split(",")]
+    twice = [url for i, url in enumerate(urls) if url in urls[:i]]
+    if twice:
+        raise ConfigError(f"endpoint '{twice[0]}' is given twice")
+    workers = [_worker(url, threads, trainable) for url in urls]
+    return PooledClient(workers, threads=threads * len(workers), retries=retries)
+
+
+def require_trainable(client: InferenceClient, sampling: SamplingParams) -> None:
+    """Refuse, before anything is sampled, an endpoint whose rollouts a trainer could not use.
+
+    Raises:
+        ConfigError: one line that says why.
+    """
+    reason = untrainable(client.capabilities, sampling)
+    if reason:
+        raise ConfigError(f"--endpoint: its rollouts cannot be trained on: {reason}")
+
+
+def _worker(url: str, threads: int, trainable: bool) -> Worker:
     if url.startswith("http://"):
-        return HttpInferenceClient(url, threads=threads, retries=retries)
-    raise ConfigError(f"endpoint '{url}': give http://host:port, or fake: for made-up rollouts")
+        return NativeWorker(url)
+    if not url.startswith("openai+"):
+        raise ConfigError(
+            f"endpoint '{url}': give http://host:port, openai+http://host:port/v1?model=NAME, or "
+            "fake: for made-up rollouts"
+        )
+    address = parse_address(url)
+    return OpenAiWorker(
+        address,
+        tokenizer=load_tokenizer(address.tokenizer) if address.tokenizer else None,
+        trainable=trainable,
+        key=os.environ.get(KEY, ""),
+        threads=threads * SAMPLES_PER_REQUEST,
+    )

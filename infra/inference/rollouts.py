@@ -11,7 +11,6 @@ import dataclasses
 import numpy as np
 
 from infra.contracts import ids
-from infra.contracts.errors import InferenceError
 from infra.contracts.records import (
     Decision,
     GenerateReply,
@@ -21,6 +20,7 @@ from infra.contracts.records import (
     Rollout,
     Sample,
 )
+from infra.inference.reply_checks import PER_TOKEN, check_reply, is_text_alone, versions_of
 
 ERROR_CHARS = 2_000
 
@@ -41,17 +41,10 @@ def rollouts_from_reply(task: GroupTask, reply: GenerateReply) -> tuple[Rollout,
     """Turn a reply into the rollouts of its task.
 
     Raises:
-        InferenceError: not retryable; the reply breaks the protocol (number of samples, array
-            lengths, versions below ``min_version`` or without a digest, log-probs not finite).
+        InferenceError: not retryable; the reply breaks the protocol (``reply_checks``).
     """
-    if len(reply.samples) != task.sampling.n:
-        raise _broken(f"{len(reply.samples)} samples, {task.sampling.n} were asked for")
-    if not reply.weights:
-        raise _broken("no weights named")
-    digests = dict(reply.weights)
-    return tuple(
-        _rollout(task, reply, i, sample, digests) for i, sample in enumerate(reply.samples)
-    )
+    check_reply(reply, samples=task.sampling.n, min_version=task.min_version)
+    return tuple(_rollout(task, reply, i, sample) for i, sample in enumerate(reply.samples))
 
 
 def group_of(task: GroupTask, rollouts: tuple[Rollout, ...], **timings: float) -> Group:
@@ -81,31 +74,29 @@ def failed_group(task: GroupTask, reason: str, error: Exception, **timings: floa
     )
 
 
-def _rollout(
-    task: GroupTask, reply: GenerateReply, index: int, sample: Sample, digests: dict[int, str]
-) -> Rollout:
-    tokens = len(sample.response_ids)
-    versions = np.asarray(sample.policy_versions, np.int32)
-    columns = {
-        "behaviour_logprobs": np.asarray(sample.behaviour_logprobs, np.float32),
-        "raw_logprobs": np.asarray(sample.raw_logprobs, np.float32),
-    }
-    for name, column in (*columns.items(), ("policy_versions", versions)):
-        if column.shape != (tokens,):
-            raise _broken(f"sample {index}: {name} has shape {column.shape}, {tokens} tokens")
-    for name, column in columns.items():
-        if not np.isfinite(column).all():
-            raise _broken(f"sample {index}: {name} is not finite everywhere")
-    used = sorted(set(versions.tolist())) or [reply.weights[0][0]]
-    if used[0] < task.min_version:
-        raise _broken(f"sample {index}: version {used[0]} is below the {task.min_version} asked")
-    unnamed = [version for version in used if version not in digests]
-    if unnamed:
-        raise _broken(f"sample {index}: version {unnamed[0]} is not among the named weights")
-    weights = tuple((version, digests[version]) for version in used)
-    response = np.asarray(sample.response_ids, np.int32)
+def _rollout(task: GroupTask, reply: GenerateReply, index: int, sample: Sample) -> Rollout:
+    # A lone surrogate is legal in JSON and cannot be stored; ids stay the truth.
+    text = sample.response_text.encode("utf-8", "replace").decode()
+    if is_text_alone(reply):
+        # Nobody knows the ids, so the text names it. Scorable, and nothing more.
+        weights = reply.weights
+        identity = np.frombuffer(text.encode(), np.uint8)
+        facts = dict.fromkeys((*PER_TOKEN, "loss_mask"))
+        spans = ()
+    else:
+        digests = dict(reply.weights)
+        weights = tuple((version, digests[version]) for version in versions_of(reply, sample))
+        identity = np.asarray(sample.response_ids, np.int32)
+        facts = {
+            "response_ids": identity,
+            "loss_mask": np.ones(len(identity), bool),
+            "behaviour_logprobs": np.asarray(sample.behaviour_logprobs, np.float32),
+            "raw_logprobs": np.asarray(sample.raw_logprobs, np.float32),
+            "policy_versions": np.asarray(sample.policy_versions, np.int32),
+        }
+        spans = ((0, len(identity), "model", sample.finish_reason.value),)
     return Rollout(
-        rollout_id=ids.rollout_id(task.group_id, index, response, weights),
+        rollout_id=ids.rollout_id(task.group_id, index, identity, weights),
         run=task.run,
         prompt_id=task.prompt_id,
         prompt_revision=task.prompt_revision,
@@ -113,22 +104,14 @@ def _rollout(
         admission_index=task.admission_index,
         sample_index=index,
         seed=ids.sample_seed(task.seed, index),
-        prompt_ids=np.asarray(reply.prompt_ids, np.int32),
-        response_ids=response,
-        # A lone surrogate is legal in JSON and cannot be stored; ids stay the truth.
-        response_text=sample.response_text.encode("utf-8", "replace").decode(),
-        loss_mask=np.ones(tokens, bool),
-        **columns,
-        policy_versions=versions,
+        prompt_ids=None if reply.prompt_ids is None else np.asarray(reply.prompt_ids, np.int32),
+        response_text=text,
+        **facts,
         weights=weights,
-        spans=((0, tokens, "model", sample.finish_reason.value),),
+        spans=spans,
         finish_reason=sample.finish_reason,
         sampling=task.sampling,
         engine=reply.engine,
         engine_dtype=reply.dtype,
         tokenizer_digest=reply.tokenizer_digest,
     )
-
-
-def _broken(what: str) -> InferenceError:
-    return InferenceError(f"the worker's reply breaks the protocol: {what}", retryable=False)

@@ -10,6 +10,7 @@ import pytest
 from infra.contracts.errors import InferenceError
 from infra.contracts.json_codec import to_json
 from infra.contracts.records import GenerateRequest, SamplingParams
+from infra.inference.capabilities import VersionMeaning, untrainable
 from infra.inference.fake_client import FakeInferenceClient
 from infra.inference.rollouts import request_for, rollouts_from_reply
 from tests.builders import make_task
@@ -32,10 +33,18 @@ def make_request(index: int = 0, *, n: int = 3, version: int = 0) -> GenerateReq
 class InferenceClientContract:
     """Subclass and give a ``client`` fixture over ``FakeInferenceClient(respond=respond)``."""
 
+    version = 0
+    """The policy version that the endpoint serves before it is asked for a newer one."""
+
     def test_the_reply_is_the_hand_made_one(self, client):
         request = make_request()
         reply = client.submit(request).result()
-        assert to_json(reply) == to_json(FakeInferenceClient(respond=respond).answer(request))
+        fake = FakeInferenceClient(respond=respond, version=self.version).answer(request)
+        if client.capabilities.versions is not VersionMeaning.PER_TOKEN:
+            # A foreign engine names itself and its weights as it likes.
+            names = ("weights", "engine", "dtype", "tokenizer_digest")
+            fake = dataclasses.replace(fake, **{name: getattr(reply, name) for name in names})
+        assert to_json(reply) == to_json(fake)
         assert [s.response_text for s in reply.samples] == ["7\n", "seven", "\u00e9\U0001f600\x00"]
         assert [s.finish_reason for s in reply.samples] == ["stop", "length", "stop"]
 
@@ -67,6 +76,16 @@ class InferenceClientContract:
         with pytest.raises(InferenceError, match="refused") as error:
             future.result()
         assert not error.value.retryable
+
+    def test_everything_is_given_back(self, client):
+        futures = [client.submit(make_request(i)) for i in range(8)]
+        for future in futures:
+            future.result()
+        in_flight = [v for k, v in client.counters().items() if k.endswith("in_flight_samples")]
+        assert not any(in_flight)
+
+    def test_the_default_sampling_can_be_trained_on(self, client):
+        assert not untrainable(client.capabilities, make_request().sampling)
 
     def test_a_closed_client_takes_nothing(self, client):
         client.close()

@@ -101,6 +101,19 @@ def test_without_a_broker_it_says_so(tmp_path, monkeypatch):
         main([str(tmp_path), "--endpoint", "http://127.0.0.1:9"])
 
 
+def test_an_endpoint_that_cannot_feed_a_trainer_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", "127.0.0.1:9")
+    make_run(tmp_path)
+    words = [
+        "--endpoint",
+        "http://127.0.0.1:9",
+        "--endpoint",
+        "openai+http://127.0.0.1:9/v1?model=m",
+    ]
+    with pytest.raises(ConfigError, match="cannot be trained on: nobody says which policy version"):
+        main([str(tmp_path), *words])
+
+
 def test_a_missing_endpoint_or_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PUBSUB_EMULATOR_HOST", "127.0.0.1:9")
     with pytest.raises(ConfigError, match="there is no run"):

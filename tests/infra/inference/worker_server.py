@@ -12,8 +12,9 @@ from infra.contracts.json_codec import from_json, to_json
 from infra.contracts.records import GenerateRequest
 from infra.inference.fake_client import FakeInferenceClient
 
-Script = Callable[[int], tuple[int, bytes] | None]
-"""Number of the call (0, 1, ...) -> what to answer instead, or None for the real answer."""
+Script = Callable[[int], "tuple[int, bytes] | tuple[int, bytes, dict[str, str]] | None"]
+"""Number of the call (0, 1, ...) -> what to answer instead (status, body, headers), or None for the
+real answer. It may wait for ``WorkerServer.closing``: a worker that hangs."""
 
 
 class WorkerServer:
@@ -25,8 +26,14 @@ class WorkerServer:
         self.timeouts: list[float] = []
         self.lock = threading.Lock()
         self.open: set = set()
+        self.closing = threading.Event()
+        self.sick = threading.Event()
+        """While set, ``/healthz`` has no answer either."""
+        self.probes = threading.Semaphore(0)
+        """One for each ``/healthz``."""
         self.server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self.server.daemon_threads = True
+        self.server.handle_error = lambda *_: None  # clients that cut a connection are expected
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
@@ -34,20 +41,22 @@ class WorkerServer:
 
     def close(self) -> None:
         """Stop listening and cut every connection, as a killed worker would."""
+        self.closing.set()
         self.server.shutdown()
         self.server.server_close()
         for connection in list(self.open):
             connection.shutdown(2)
         self.thread.join()
 
-    def respond(self, body: bytes) -> tuple[int, bytes]:
+    def respond(self, page: str, body: bytes) -> tuple:
         with self.lock:
             number, self.calls = self.calls, self.calls + 1
+        scripted = self.script(number)
+        return scripted or self.answer(page, body)
+
+    def answer(self, page: str, body: bytes) -> tuple[int, bytes]:
         request = from_json(GenerateRequest, body)
         self.timeouts.append(request.timeout_secs)
-        scripted = self.script(number)
-        if scripted:
-            return scripted
         try:
             return 200, to_json(self.fake.answer(request))
         except InferenceError as e:
@@ -69,18 +78,24 @@ class WorkerServer:
 
             def do_POST(self):
                 length = int(self.headers["Content-Length"])
-                self._send(*worker.respond(self.rfile.read(length)))
+                self._send(*worker.respond(self.path, self.rfile.read(length)))
 
             def do_GET(self):
+                worker.probes.release()
+                if worker.sick.is_set():
+                    self.close_connection = True
+                    return
                 body = {"status": "ok", "version": worker.fake.version, "slots": 1}
                 self._send(200, json.dumps(body | {"busy": 0, "queued": 0}).encode())
 
-            def _send(self, status: int, body: bytes):
+            def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None):
                 if status == 0:
                     self.close_connection = True
                     return
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
 
