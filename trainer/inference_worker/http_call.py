@@ -72,8 +72,10 @@ class Call:
         self._wait_secs = max(self._wait_secs, request.timeout_secs + GRACE_SECS)
         future.add_done_callback(lambda done: self._put(number, done))
 
-    def events(self) -> Iterator[tuple[int, Drawn | GenerateReply]]:
-        """Yield each group's number with its tokens, as drawn, then its reply, until all are done.
+    def events(self) -> Iterator[list[tuple[int, Drawn | GenerateReply]]]:
+        """Yield what has come since the last time, until all groups are done.
+
+        A group's number with each of its tokens, as drawn, and at last with its reply.
 
         Raises:
             InferenceError: a group failed.
@@ -81,16 +83,17 @@ class Call:
         """
         unfinished = len(self._futures)
         while unfinished:
+            news = []
             for number, item in self._take():
                 if isinstance(item, Future):
                     unfinished -= 1
-                    yield number, item.result()
-                else:
-                    yield number, item
+                    item = item.result()
+                news.append((number, item))
+            yield news
 
     def replies(self) -> list[GenerateReply]:
         """Wait for all groups; replies in the order of submission."""
-        done = {number: item for number, item in self.events() if isinstance(item, GenerateReply)}
+        done = {number: item for news in self.events() for number, item in news}
         return [done[number] for number in range(len(self._futures))]
 
     def _put(self, number: int, item: Drawn | Future[GenerateReply]) -> None:

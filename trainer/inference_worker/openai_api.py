@@ -40,27 +40,34 @@ def stream(
     """Yield the events of a streamed answer; the end mark is the server's."""
     n = request.groups[0][0].sampling.n
     choices = [
-        _Choice(number * n + k, backend, group.sampling.stop)
+        _Choice(number * n + k, backend, group.sampling.stop, offsets=request.logprobs)
         for number, (group, _) in enumerate(request.groups)
         for k in range(n)
     ]
     replies: dict[int, GenerateReply] = {}
     begun = not request.chat
-    for number, item in call.events():
+    for news in call.events():
         if not begun:
             yield shape.chunk(
                 [Piece(index=c.index, text="", tokens=()) for c in choices], first=True
             )
             begun = True
-        if isinstance(item, Drawn):
-            piece = choices[number * n + item.index].add(item)
-            if piece is not None:
+        grown = []
+        for number, item in news:
+            if isinstance(item, Drawn):
+                choice = choices[number * n + item.index]
+                choice.add(item)
+                grown.append(choice)
+                continue
+            replies[number] = item
+            for k, sample in enumerate(item.samples):
+                choice = choices[number * n + k]
+                choice.finish(sample.response_text, sample.finish_reason.value)
+                grown.append(choice)
+        # Whoever reads slowly gets several tokens at a time.
+        for choice in dict.fromkeys(grown):
+            if piece := choice.piece():
                 yield shape.chunk([piece])
-            continue
-        replies[number] = item
-        for k, sample in enumerate(item.samples):
-            text, reason = sample.response_text, sample.finish_reason.value
-            yield shape.chunk([choices[number * n + k].finish(text, reason)])
     if request.include_usage:
         yield shape.usage_chunk([replies[number] for number in range(len(request.groups))])
 
@@ -68,25 +75,33 @@ def stream(
 class _Choice:
     """One sample of a stream: tokens wait until their text may be sent."""
 
-    def __init__(self, index: int, backend: Backend, stops: tuple[str, ...]) -> None:
+    def __init__(
+        self, index: int, backend: Backend, stops: tuple[str, ...], *, offsets: bool
+    ) -> None:
         self.index = index
-        self._token_text = backend.tokenizer.token_text
-        self._text = TextStream(backend.tokenizer.decode, stops)
+        self._token_text = backend.tokenizer.token_text if offsets else None
+        self._stream = TextStream(backend.tokenizer.decode, stops)
         self._waiting: list[Drawn] = []
-        self._offset = 0
+        self._text, self._offset = "", 0
+        self._finish: str | None = None
 
-    def add(self, drawn: Drawn) -> Piece | None:
+    def add(self, drawn: Drawn) -> None:
         self._waiting.append(drawn)
-        text = self._text.add(drawn.token)
-        return self._piece(text, None) if text else None
+        self._text += self._stream.add(drawn.token)
 
-    def finish(self, text: str, reason: str) -> Piece:
-        return self._piece(self._text.finish(text), reason)
+    def finish(self, text: str, reason: str) -> None:
+        self._text += self._stream.finish(text)
+        self._finish = reason
 
-    def _piece(self, text: str, finish: str | None) -> Piece:
+    def piece(self) -> Piece | None:
+        """What may be sent since the last time, if anything."""
+        if not (self._text or self._finish):
+            return None
         tokens, self._waiting = self._waiting, []
+        text, self._text = self._text, ""
         piece = Piece(
-            index=self.index, text=text, tokens=tokens, finish=finish, offset=self._offset
+            index=self.index, text=text, tokens=tokens, finish=self._finish, offset=self._offset
         )
-        self._offset += sum(len(self._token_text(t.token)) for t in tokens)
+        if self._token_text is not None:
+            self._offset += sum(len(self._token_text(t.token)) for t in tokens)
         return piece

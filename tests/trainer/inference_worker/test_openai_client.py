@@ -128,7 +128,7 @@ def test_a_streamed_completion_of_several_samples(client):
             extra_body={"return_token_ids": True},
         )
     )
-    assert len(chunks) > 50
+    assert len(chunks) >= 5
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == 200
     for index in range(4):
