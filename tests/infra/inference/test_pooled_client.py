@@ -3,7 +3,6 @@
 import dataclasses
 import random
 import threading
-from collections import Counter
 from concurrent.futures import wait
 
 import pytest
@@ -13,19 +12,18 @@ from hypothesis import strategies as st
 from infra.clock import ManualClock
 from infra.contracts.errors import ConfigError, InferenceError
 from infra.contracts.json_codec import to_json
-from infra.inference.capabilities import NATIVE
 from infra.inference.fake_client import FakeInferenceClient
 from infra.inference.hedging import ENOUGH, HedgeBudget, HedgeConfig
 from infra.inference.native_worker import NativeWorker
 from infra.inference.open_client import open_client
 from infra.inference.pooled_client import PooledClient
-from infra.inference.worker import Busy, Failed, Unreachable
-from infra.inference.worker_roster import EJECT_AFTER, MANY, WorkerRoster
+from infra.inference.worker_roster import EJECT_AFTER
 from tests.contracts.inference_client_contract import (
     InferenceClientContract,
     make_request,
     respond,
 )
+from tests.infra.inference.scripted_worker import ScriptedWorker
 from tests.infra.inference.worker_server import WorkerServer
 
 
@@ -205,44 +203,6 @@ def test_a_hedge_needs_knowledge_and_stays_within_its_share():
     assert [budget.spend() for _ in range(3)] == [True, True, False]
 
 
-class Scripted:
-    """A worker in this process: each call takes the next word of its script, then the last."""
-
-    capabilities = NATIVE
-
-    def __init__(self, name, words, clock):
-        self.name, self.words, self.clock = name, list(words), clock
-        self.fake = FakeInferenceClient()
-        self.calls = 0
-        self.lock = threading.Lock()
-
-    def attempt(self, request, call):
-        with self.lock:
-            word = self.words.pop(0) if len(self.words) > 1 else self.words[0]
-            self.calls += 1
-        if word == "dead":
-            raise Unreachable("connection refused")
-        if word == "busy":
-            raise Busy("full", 1.0)
-        if word == "failed":
-            raise Failed("status 500")
-        if word == "refused":
-            raise InferenceError("set up wrongly", retryable=False)
-        if word == "hang":
-            self.clock.wait(request.timeout_secs)
-            raise Unreachable("timed out")
-        reply = self.fake.answer(request)
-        return dataclasses.replace(reply, samples=()) if word == "lie" else reply
-
-    def probe(self, timeout_secs):
-        with self.lock:
-            if self.words[0] in ("dead", "hang"):
-                raise Unreachable("no answer")
-
-    def close(self):
-        pass
-
-
 BAD = st.lists(
     st.sampled_from(["dead", "busy", "failed", "refused", "hang", "lie", "ok"]),
     min_size=1,
@@ -263,8 +223,8 @@ def test_with_one_healthy_worker_every_request_is_answered_once(bad, place, requ
     for i in refusing[1:]:
         bad[i] = ["dead" if word == "refused" else word for word in bad[i]]
     clock = ManualClock()
-    workers = [Scripted(f"bad {i}", words, clock) for i, words in enumerate(bad)]
-    workers.insert(min(place, len(workers)), Scripted("good", ["ok"], clock))
+    workers = [ScriptedWorker(f"bad {i}", words, clock) for i, words in enumerate(bad)]
+    workers.insert(min(place, len(workers)), ScriptedWorker("good", ["ok"], clock))
     client = PooledClient(workers, clock=clock, jitter=random.Random(seed), threads=1)
     asked = [dataclasses.replace(make_request(i), timeout_secs=1e4) for i in range(requests)]
     futures = []
@@ -282,7 +242,7 @@ def test_with_one_healthy_worker_every_request_is_answered_once(bad, place, requ
 
 def test_a_dead_worker_is_left_out_and_probed_ever_more_rarely():
     clock = ManualClock()
-    dead, good = Scripted("dead", ["dead"], clock), Scripted("good", ["ok"], clock)
+    dead, good = ScriptedWorker("dead", ["dead"], clock), ScriptedWorker("good", ["ok"], clock)
     client = PooledClient([dead, good], clock=clock, jitter=random.Random(0), threads=1)
     for i in range(50):
         client.submit(make_request(i)).result()
@@ -299,37 +259,6 @@ def test_a_dead_worker_is_left_out_and_probed_ever_more_rarely():
     assert dead.calls > EJECT_AFTER + 1
     assert client.counters()["pipeline/worker_0/ejected"] == 0.0
     client.close()
-
-
-def roster(count, seed=0):
-    workers = [Scripted(str(i), ["ok"], ManualClock()) for i in range(count)]
-    return WorkerRoster(workers, random.Random(seed))
-
-
-def test_load_is_counted_in_samples():
-    pool = roster(2)
-    big = pool.take(make_request(n=4), 0.0)
-    small = [pool.take(make_request(i, n=1), 0.0) for i in range(4)]
-    assert big not in small
-    pool.ended(big, make_request(n=4), 0.0)
-    assert pool.take(make_request(n=1), 0.0) is big
-
-
-def test_an_old_version_counts_as_a_request_more_but_is_not_shunned():
-    pool = roster(2)
-    new, old = pool.standings
-    new.version, old.version = 5, 4
-    request = make_request(n=2, version=5)
-    assert [pool.take(request, 0.0) for _ in range(2)].count(new) >= 1
-    taken = Counter(pool.take(request, 0.0).worker.name for _ in range(20))
-    assert min(taken.values()) >= 8
-
-
-def test_among_many_two_are_drawn():
-    pool = roster(4 * MANY)
-    first = Counter(pool.take(make_request(n=1), 0.0).worker.name for _ in range(400))
-    assert len(first) == 4 * MANY
-    assert max(first.values()) <= 400 // (4 * MANY) + 6
 
 
 def test_endpoints_given_twice_are_refused():
