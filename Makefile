@@ -19,7 +19,7 @@ tiny: $(VENV)/.installed  ## a 0.3 M-parameter model from scratch, for people in
 	$(BIN)/headrace run examples/tiny.toml --run-dir runs/tiny
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not sweep'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not sweep'
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
