@@ -104,13 +104,14 @@ def write_model_folder(source: Path, out: Path, arrays: dict) -> None:
     """Copy configuration and tokenizer, write the weights, and the marker last."""
     import safetensors.numpy
 
+    from infra.weights.export import TOKENIZER_FILES
     from trainer.model.pretrained import LAYOUT, MARKER
 
     out.mkdir(parents=True, exist_ok=True)
     (out / MARKER).unlink(missing_ok=True)
-    for path in source.glob("*.json"):
-        if path.name != MARKER:
-            shutil.copyfile(path, out / path.name)
+    for name in ("config.json", *TOKENIZER_FILES):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
     weights = out / "model.safetensors"
     safetensors.numpy.save_file(arrays, weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # save_file leaves 0600

@@ -45,6 +45,8 @@ _NEEDED = (
     "rope.freq_base",
     "attention.layer_norm_rms_epsilon",
 )
+_IMPLIED = ("rope.dimension_count",)
+"""Of a llama always ``head_dim``, which follows from the rest."""
 CONTROL_TOKEN = 3
 """GGUF's token type of special tokens."""
 
@@ -64,6 +66,13 @@ class GgufModel:
 
     def config(self) -> ModelConfig:
         """The shape of the model."""
+        known = {f"llama.{name}" for name in (*_NEEDED, *_IMPLIED)}
+        for name in self._reader.fields:
+            if name.startswith("llama.") and name not in known:
+                raise ConfigError(
+                    f"{self._path}: {name} = {self._fact(name)!r} is not supported; "
+                    "give the model as a Hugging Face folder"
+                )
         facts = {name: self._fact(f"llama.{name}") for name in _NEEDED}
         heads, dim = facts["attention.head_count"], facts["embedding_length"]
         return ModelConfig(
