@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -45,7 +46,8 @@ class WorkerServer:
         self.server.shutdown()
         self.server.server_close()
         for connection in list(self.open):
-            connection.shutdown(2)
+            with contextlib.suppress(OSError):  # the other side was faster
+                connection.shutdown(2)
         self.thread.join()
 
     def respond(self, page: str, body: bytes) -> tuple:
