@@ -9,6 +9,7 @@ from infra.config import nearest
 from infra.contracts.errors import ConfigError
 
 BENCHMARKS = {
+    "engine": "the inference engine: bare steps, batching, prefix sharing, the server",
     "loop": "the whole loop against the same update done in one process",
     "storage": "weights, deltas, the weight server, shards, polling, each against a plain peer",
 }

@@ -24,8 +24,8 @@ class InferenceConfig:
     """Prompt tokens that are prefilled in one call; a longer prompt goes alone, in such pieces."""
     steps_per_call: int = 1
     """Tokens drawn per call of the engine. More pays only where a step takes a few milliseconds:
-    at 135 M a loop of steps was slower than single ones. Weights, deadlines and free slots are looked
-    after between calls; no answer depends on it."""
+    at 135 M a loop of steps was slower than single ones. Weights, deadlines and free slots are
+    looked after between calls; no answer depends on it."""
     max_queue: int = 1024
     """Groups waiting for slots before new requests are turned away (retryable)."""
     poll_secs: float = 0.5
