@@ -64,7 +64,8 @@ class Bench:
         """An engine that has compiled all it needs."""
         if slots not in self._engines:
             engine = self._new_engine(slots)
-            list(engine.warm_up())
+            secs = _secs(lambda: list(engine.warm_up()))
+            print(f"  {slots} slots compiled: {secs:.0f} s", file=sys.stderr, flush=True)
             self._engines = {slots: engine}  # one at a time: caches are large
         return self._engines[slots]
 
@@ -188,6 +189,7 @@ class Bench:
         for _ in range(self._args.repeats):
             for arm, run in arms.items():
                 secs[arm].append(run())
+                print(f"  {arm}: {secs[arm][-1]:.2f} s", file=sys.stderr, flush=True)
         return {arm: statistics.median(values) for arm, values in secs.items()}
 
 
