@@ -22,16 +22,21 @@ BUSY = (429, 503)
 
 
 class NativeWorker:
-    """A worker at ``http://host:port``; see ``infra.inference.worker.Worker``."""
+    """A worker at ``http://host:port``, shown ``token`` if there is one; see ``Worker``."""
 
     capabilities = NATIVE
 
-    def __init__(self, url: str, *, patience_secs: float = 10.0) -> None:
+    def __init__(self, url: str, *, token: str = "", patience_secs: float = 10.0) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname or not parts.port:
             raise ConfigError(f"endpoint '{url}': give http://host:port")
         self.name = f"worker {parts.hostname}:{parts.port}"
-        self._http = HttpConnections(parts.hostname, parts.port, patience_secs=patience_secs)
+        self._http = HttpConnections(
+            parts.hostname,
+            parts.port,
+            patience_secs=patience_secs,
+            headers={"Authorization": f"Bearer {token}"} if token else None,
+        )
 
     def attempt(self, request: GenerateRequest, call: Call) -> GenerateReply:
         timeout = request.timeout_secs + GRACE_SECS

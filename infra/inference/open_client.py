@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from infra.bearer_token import WORKER, read_token
 from infra.contracts.errors import ConfigError
 from infra.contracts.records import SamplingParams
 from infra.inference.capabilities import untrainable
@@ -36,8 +37,10 @@ def open_client(
         retries: Attempts after the first for unusable answers.
         trainable: Refuse replies that could not be trained on.
 
+    Our workers are shown ``HEADRACE_WORKER_TOKEN``.
+
     Raises:
-        ConfigError: something else, or a tokenizer that cannot be read.
+        ConfigError: something else, or a tokenizer or token that cannot be read.
     """
     if endpoint == "fake:":
         return FakeInferenceClient()
@@ -62,7 +65,7 @@ def require_trainable(client: InferenceClient, sampling: SamplingParams) -> None
 
 def _worker(url: str, threads: int, trainable: bool) -> Worker:
     if url.startswith("http://"):
-        return NativeWorker(url)
+        return NativeWorker(url, token=read_token(WORKER))
     if not url.startswith("openai+"):
         raise ConfigError(
             f"endpoint '{url}': give http://host:port, openai+http://host:port/v1?model=NAME, or "

@@ -6,16 +6,15 @@ Without TLS a token crosses the network in the clear: fine on one machine, not b
 from __future__ import annotations
 
 import hmac
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyarrow import flight
 
+from infra.bearer_token import WEIGHTS, read_token
 from infra.contracts.errors import ConfigError
 
-TOKEN_VARIABLE = "HEADRACE_WEIGHTS_TOKEN"
 _HEADER = "authorization"
 
 
@@ -50,23 +49,15 @@ def read_credentials(
     certificate_file: str = "",
     key_file: str = "",
     authority_file: str = "",
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] | None = None,
 ) -> Credentials:
     """Read what the files hold; without a token file the token is ``HEADRACE_WEIGHTS_TOKEN``.
 
     Raises:
         ConfigError: a file cannot be read, or the token is empty or not printable ASCII.
     """
-    token = environment.get(TOKEN_VARIABLE, "")
-    if token_file:
-        token = _read(token_file).decode(errors="replace").strip()
-        if not token:
-            raise ConfigError(f"{token_file}: the token file is empty; write one line into it")
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        source = token_file or TOKEN_VARIABLE
-        raise ConfigError(f"{source}: a token is printable ASCII on one line, without spaces")
     return Credentials(
-        token=token,
+        token=read_token(WEIGHTS, token_file, environment),
         certificate=_read(certificate_file),
         key=_read(key_file),
         authority=_read(authority_file),

@@ -12,9 +12,10 @@ import signal
 import threading
 from collections.abc import Sequence
 
+from infra.bearer_token import WEIGHTS
 from infra.contracts.errors import ConfigError
 from infra.storage.open_run import open_run
-from infra.weights.flight_auth import TOKEN_VARIABLE, Credentials, read_credentials
+from infra.weights.flight_auth import Credentials, read_credentials
 from infra.weights.flight_client import FlightWeights
 from infra.weights.flight_server import WeightServer
 from infra.weights.stored_weights import StoredWeights
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     if not credentials.token and not args.listen.startswith(_LOOPBACK):
         raise ConfigError(
             f"--listen {args.listen}: others can reach that, and could read and replace the "
-            f"weights; give --token-file FILE or {TOKEN_VARIABLE}, or listen on 127.0.0.1"
+            f"weights; give --token-file FILE or {WEIGHTS}, or listen on 127.0.0.1"
         )
     server = WeightServer(
         args.listen,
@@ -80,7 +81,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--token-file",
         metavar="FILE",
         default="",
-        help=f"holds the token callers must show (else {TOKEN_VARIABLE})",
+        help=f"holds the token callers must show (else {WEIGHTS})",
     )
     parser.add_argument("--tls-cert", metavar="FILE", default="", help="PEM; serve over TLS")
     parser.add_argument("--tls-key", metavar="FILE", default="", help="PEM; its key")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.bearer_token import WORKER
 from infra.ledger.audit import audit
 from infra.storage.gcs_store import GcsStore
 from infra.weights.stored_weights import StoredWeights
@@ -32,7 +33,12 @@ def headrace(emulator: GcsEmulator, machine: Path, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "infra.commands", *words],
         cwd=machine,
-        env={**os.environ, "STORAGE_EMULATOR_HOST": emulator.endpoint, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "STORAGE_EMULATOR_HOST": emulator.endpoint,
+            "PYTHONPATH": str(ROOT),
+            WORKER: "a-secret",  # the worker asks for it, the pipelines show it
+        },
         capture_output=True,
         text=True,
         timeout=300,

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import hmac
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from infra.contracts.errors import ConfigError, InferenceError
+from infra.contracts.errors import InferenceError
 from trainer.inference_worker.generation_job import QueueFull
-
-TOKEN_VARIABLE = "HEADRACE_WORKER_TOKEN"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,26 +70,6 @@ def refusal(error: InferenceError, *, wrong: int = 422) -> Refused:
         return Refused(429, str(error), code="queue_full", retryable=True)
     status = 503 if error.retryable else wrong
     return Refused(status, str(error), retryable=error.retryable)
-
-
-def read_token(file: str = "", environment: Mapping[str, str] = os.environ) -> str:
-    """The token callers must show: the file's line, else ``HEADRACE_WORKER_TOKEN``, else none.
-
-    Raises:
-        ConfigError: the file cannot be read or is empty, or the token is no printable ASCII word.
-    """
-    token = environment.get(TOKEN_VARIABLE, "")
-    if file:
-        try:
-            token = Path(file).read_text(errors="replace").strip()
-        except OSError as e:
-            raise ConfigError(f"{file}: cannot be read: {e.strerror}") from e
-        if not token:
-            raise ConfigError(f"{file}: the token file is empty; write one line into it")
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        source = file or TOKEN_VARIABLE
-        raise ConfigError(f"{source}: a token is printable ASCII on one line, without spaces")
-    return token
 
 
 def check_token(token: str, header: str) -> None:

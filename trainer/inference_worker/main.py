@@ -12,10 +12,11 @@ import queue
 import resource
 import signal
 
+from infra.bearer_token import WORKER, read_token
 from infra.contracts.errors import ConfigError
 from infra.run_tree import read_run_tree
 from infra.storage.open_store import open_store
-from trainer.inference_worker.http_limits import HttpLimits, read_token
+from trainer.inference_worker.http_limits import HttpLimits
 
 ROLE = "worker"
 FILES_PER_CONNECTION = 4
@@ -54,7 +55,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Serve until SIGTERM or SIGINT (exit 0) or until a thread fails."""
     args = parse_args(argv)
-    token = read_token(args.token_file)
+    token = read_token(WORKER, args.token_file)
     try:
         limits = HttpLimits(connections=args.max_connections, drain_secs=args.drain_secs)
     except ValueError as e:

@@ -8,9 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.contracts.errors import ConfigError
+from infra.bearer_token import WORKER
+from infra.contracts.errors import InferenceError
+from infra.contracts.records import GenerateRequest, Message, SamplingParams
+from infra.inference.open_client import open_client
 from tests.trainer.inference_worker.served_worker import Served
-from trainer.inference_worker.http_limits import HttpLimits, read_token
+from trainer.inference_worker.http_limits import HttpLimits
 
 ENDLESS = {"prompt": "a", "max_tokens": 2**31 - 1}
 """With a context of a million tokens it ends when it is cancelled."""
@@ -200,19 +203,30 @@ def test_the_token_guards_what_generates_and_not_the_probes():
         assert served.ask("/v1/models")[0] == 401
 
 
-def test_where_the_token_comes_from(tmp_path):
-    file = tmp_path / "token"
-    file.write_text("word\n")
-    environment = {"HEADRACE_WORKER_TOKEN": "other"}
-    assert read_token(str(file), environment) == "word"
-    assert read_token("", environment) == "other"
-    assert read_token("", {}) == ""
-    for text, message in (("\n", "is empty"), ("two words", "printable ASCII")):
-        file.write_text(text)
-        with pytest.raises(ConfigError, match=message):
-            read_token(str(file), {})
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_token(str(tmp_path / "none"), {})
+def test_the_pipelines_client_shows_the_token_of_its_environment(monkeypatch):
+    def ask(url):
+        client = open_client(url)
+        sampling = SamplingParams(n=1, max_new_tokens=1)
+        message = Message(role="text", content="a")
+        request = GenerateRequest(
+            request_id="r",
+            messages=(message,),
+            sampling=sampling,
+            seeds=(1,),
+            min_version=0,
+            timeout_secs=20.0,
+        )
+        try:
+            return client.submit(request).result(20)
+        finally:
+            client.close()
+
+    with Served(token="secret") as served:
+        monkeypatch.setenv(WORKER, "secret")
+        assert len(ask(served.url).samples) == 1
+        monkeypatch.setenv(WORKER, "another")
+        with pytest.raises(InferenceError, match="401"):
+            ask(served.url)
 
 
 def test_metrics_count_what_happened():
