@@ -34,8 +34,8 @@ from infra.text.tokenizer import load_tokenizer
 from trainer.compile_cache import enable_compile_cache
 from trainer.config import ModelSection
 from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.engine import DecoderEngine
-from trainer.inference_worker.http_backend import SchedulerBackend
+from trainer.inference_worker.engine.decoder_engine import DecoderEngine
+from trainer.inference_worker.http.http_backend import SchedulerBackend
 from trainer.inference_worker.scheduler import Scheduler
 from trainer.inference_worker.server import WorkerServer
 from trainer.model.params_io import to_named

@@ -13,9 +13,9 @@ from concurrent.futures import Future
 import numpy as np
 
 from infra.contracts.records import GenerateReply, GenerateRequest, Message, SamplingParams
-from trainer.inference_worker.engine import DecoderEngine
-from trainer.inference_worker.engine_api import TOKEN, DecodeState, Prefix, ResultTokens
-from trainer.inference_worker.engine_api import SlotSampling as Sampling
+from trainer.inference_worker.engine.decoder_engine import DecoderEngine
+from trainer.inference_worker.engine.engine_api import TOKEN, DecodeState, Prefix, ResultTokens
+from trainer.inference_worker.engine.engine_api import SlotSampling as Sampling
 from trainer.inference_worker.scheduler import Scheduler
 
 QUESTION_TOKENS = (24, 35, 39, 42, 45, 48, 52, 55, 58, 62, 65, 69, 74, 79, 87, 101, 188)

@@ -27,7 +27,7 @@ from infra.text.tokenizer import load_tokenizer
 from pipelines.options import parse_options
 from trainer.compile_cache import enable_compile_cache
 from trainer.config import parse_trainer
-from trainer.inference_worker.engine import DecoderEngine
+from trainer.inference_worker.engine.decoder_engine import DecoderEngine
 from trainer.inference_worker.scheduler import Scheduler
 from trainer.learner import Learner
 from trainer.model.pretrained import cache_folder, load_model, resolve_model

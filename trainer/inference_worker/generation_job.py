@@ -12,7 +12,7 @@ import numpy as np
 
 from infra.contracts.errors import InferenceError
 from infra.contracts.records import FinishReason, GenerateReply, GenerateRequest, Sample
-from trainer.inference_worker.engine_api import Prefix, SlotSampling
+from trainer.inference_worker.engine.engine_api import Prefix, SlotSampling
 
 
 class QueueFull(InferenceError):

@@ -16,7 +16,7 @@ from infra.bearer_token import WORKER, read_token
 from infra.contracts.errors import ConfigError
 from infra.run_tree import read_run_tree
 from infra.storage.open_store import open_store
-from trainer.inference_worker.http_limits import HttpLimits
+from trainer.inference_worker.http.http_limits import HttpLimits
 
 ROLE = "worker"
 FILES_PER_CONNECTION = 4

@@ -23,7 +23,7 @@ from infra.contracts.errors import InferenceError
 from infra.contracts.records import GenerateReply, GenerateRequest
 from infra.text.tokenizer import Tokenizer
 from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.engine_api import Engine, Params, ResultTokens
+from trainer.inference_worker.engine.engine_api import Engine, Params, ResultTokens
 from trainer.inference_worker.generation_job import Job, QueueFull, Response, Watch, finish_reason
 from trainer.inference_worker.observer import Observer
 from trainer.inference_worker.totals import Totals

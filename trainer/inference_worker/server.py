@@ -22,9 +22,9 @@ from typing import Any
 
 from infra.clock import Clock, SystemClock
 from infra.contracts.errors import ConfigError
-from trainer.inference_worker.http_backend import Backend
-from trainer.inference_worker.http_handler import Handler
-from trainer.inference_worker.http_limits import HttpLimits, Refused
+from trainer.inference_worker.http.http_backend import Backend
+from trainer.inference_worker.http.http_handler import Handler
+from trainer.inference_worker.http.http_limits import HttpLimits, Refused
 from trainer.inference_worker.server_metrics import ServerMetrics
 
 

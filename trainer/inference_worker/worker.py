@@ -30,9 +30,9 @@ from infra.weights.sync_times import SyncTimes
 from infra.weights.weight_follower import WeightFollower
 from trainer.compile_cache import enable_compile_cache
 from trainer.config import TrainerConfig
-from trainer.inference_worker.engine import DecoderEngine
+from trainer.inference_worker.engine.decoder_engine import DecoderEngine
 from trainer.inference_worker.generation_job import Watch
-from trainer.inference_worker.http_limits import HttpLimits
+from trainer.inference_worker.http.http_limits import HttpLimits
 from trainer.inference_worker.observer import Observer
 from trainer.inference_worker.scheduler import Scheduler
 from trainer.inference_worker.server import WorkerServer

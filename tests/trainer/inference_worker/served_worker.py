@@ -8,8 +8,8 @@ import numpy as np
 
 from infra.clock import SystemClock
 from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.counting_engine import CountingEngine
-from trainer.inference_worker.http_backend import SchedulerBackend
+from trainer.inference_worker.engine.counting_engine import CountingEngine
+from trainer.inference_worker.http.http_backend import SchedulerBackend
 from trainer.inference_worker.scheduler import Scheduler
 from trainer.inference_worker.server import WorkerServer
 

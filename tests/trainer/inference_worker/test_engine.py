@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.engine import DecoderEngine
-from trainer.inference_worker.engine_api import SlotSampling
-from trainer.inference_worker.packed_row import SMALLEST_ROW, packed_row, packs_of
+from trainer.inference_worker.engine.decoder_engine import DecoderEngine
+from trainer.inference_worker.engine.engine_api import SlotSampling
+from trainer.inference_worker.engine.packed_row import SMALLEST_ROW, packed_row, packs_of
 from trainer.model.config import ModelConfig
 from trainer.model.params_io import to_named
 from trainer.model.transformer import head_logits, hidden_states, init_params

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.inference_worker.served_worker import VOCABULARY, Pieces
-from trainer.inference_worker.openai_stream import TextStream, cut
+from trainer.inference_worker.http.openai_stream import TextStream, cut
 
 
 def deltas(ids, stops, decode):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from trainer.inference_worker.sampling import Sampler, draw_tokens
+from trainer.inference_worker.engine.sampling import Sampler, draw_tokens
 
 VOCAB = 11
 LOGITS = np.log(np.array([30, 20, 15, 10, 8, 6, 5, 3, 2, 1, 0.0001]) / 100).astype(np.float32)

@@ -11,7 +11,7 @@ from infra.clock import ManualClock
 from infra.contracts.errors import InferenceError
 from infra.contracts.records import FinishReason, GenerateRequest, Message, SamplingParams
 from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.counting_engine import CountingEngine
+from trainer.inference_worker.engine.counting_engine import CountingEngine
 from trainer.inference_worker.observer import Observer
 from trainer.inference_worker.scheduler import Scheduler
 

@@ -13,7 +13,7 @@ from infra.contracts.json_codec import from_json, to_json
 from infra.contracts.records import GenerateReply, GenerateRequest, Message, SamplingParams
 from infra.inference.http_client import HttpInferenceClient
 from tests.trainer.inference_worker.served_worker import Served
-from trainer.inference_worker.http_limits import HttpLimits
+from trainer.inference_worker.http.http_limits import HttpLimits
 from trainer.inference_worker.server import WorkerServer
 
 MAX_BODY_BYTES = HttpLimits().body_bytes

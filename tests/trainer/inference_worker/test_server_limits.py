@@ -13,7 +13,7 @@ from infra.contracts.errors import InferenceError
 from infra.contracts.records import GenerateRequest, Message, SamplingParams
 from infra.inference.open_client import open_client
 from tests.trainer.inference_worker.served_worker import Served
-from trainer.inference_worker.http_limits import HttpLimits
+from trainer.inference_worker.http.http_limits import HttpLimits
 
 ENDLESS = {"prompt": "a", "max_tokens": 2**31 - 1}
 """With a context of a million tokens it ends when it is cancelled."""

@@ -11,8 +11,8 @@ import pytest
 from infra.contracts.ids import sample_seed
 from tests.trainer.inference_worker.served_worker import Pieces, Served
 from trainer.inference_worker.generation_job import Job
-from trainer.inference_worker.http_call import Call
-from trainer.inference_worker.http_limits import HttpLimits
+from trainer.inference_worker.http.http_call import Call
+from trainer.inference_worker.http.http_limits import HttpLimits
 
 PIECES = Pieces()
 

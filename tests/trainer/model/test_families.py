@@ -13,8 +13,8 @@ from tests.trainer.sequences import make_sequences
 from trainer.check import count_parameters
 from trainer.config import OptimizerConfig
 from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.engine import DecoderEngine
-from trainer.inference_worker.engine_api import SlotSampling
+from trainer.inference_worker.engine.decoder_engine import DecoderEngine
+from trainer.inference_worker.engine.engine_api import SlotSampling
 from trainer.model.config import ModelConfig
 from trainer.model.params_io import count_params, to_named
 from trainer.model.transformer import head_logits, hidden_states, init_params

@@ -14,8 +14,8 @@ from infra.text.tokenizer import load_tokenizer
 from trainer.compile_cache import enable_compile_cache
 from trainer.config import ModelSection
 from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.engine import DecoderEngine
-from trainer.inference_worker.engine_api import SlotSampling
+from trainer.inference_worker.engine.decoder_engine import DecoderEngine
+from trainer.inference_worker.engine.engine_api import SlotSampling
 from trainer.model.params_io import to_named
 from trainer.model.pretrained import cache_folder, load_model, resolve_model
 from trainer.model.transformer import head_logits, hidden_states

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trainer.inference_worker.http_checks import is_unicode
-from trainer.inference_worker.http_limits import Refused
+from trainer.inference_worker.http.http_checks import is_unicode
+from trainer.inference_worker.http.http_limits import Refused
 
 
 def _refuse_constant(name: str) -> float:

@@ -7,12 +7,12 @@ from typing import Any
 
 from infra.contracts.records import GenerateReply
 from trainer.inference_worker.generation_job import Drawn
-from trainer.inference_worker.http_backend import Backend
-from trainer.inference_worker.http_call import Call
-from trainer.inference_worker.http_limits import Refused
-from trainer.inference_worker.openai_reply import Piece, Shape
-from trainer.inference_worker.openai_request import OpenAIRequest
-from trainer.inference_worker.openai_stream import TextStream
+from trainer.inference_worker.http.http_backend import Backend
+from trainer.inference_worker.http.http_call import Call
+from trainer.inference_worker.http.http_limits import Refused
+from trainer.inference_worker.http.openai_reply import Piece, Shape
+from trainer.inference_worker.http.openai_request import OpenAIRequest
+from trainer.inference_worker.http.openai_stream import TextStream
 
 
 def models(model: str, created: int) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import numpy as np
 
 from infra.contracts.ids import sample_seed
 from infra.contracts.records import GenerateRequest, Message, SamplingParams
-from trainer.inference_worker.http_checks import MAX_SAMPLES, is_unicode, wrong_values
-from trainer.inference_worker.http_limits import Refused
-from trainer.inference_worker.openai_fields import Fields, named, wrong
+from trainer.inference_worker.http.http_checks import MAX_SAMPLES, is_unicode, wrong_values
+from trainer.inference_worker.http.http_limits import Refused
+from trainer.inference_worker.http.openai_fields import Fields, named, wrong
 
 ROLES = ("system", "user", "assistant", "tool")
 COMPLETION_TOKENS = 16

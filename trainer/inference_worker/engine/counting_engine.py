@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.inference_worker.engine_api import ResultTokens, SlotSampling
+from trainer.inference_worker.engine.engine_api import ResultTokens, SlotSampling
 
 
 class CountingEngine:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from infra.contracts.errors import InferenceError
 from infra.contracts.json_codec import to_json
-from trainer.inference_worker import openai_api
-from trainer.inference_worker.http_call import Call
-from trainer.inference_worker.http_checks import parse_record
-from trainer.inference_worker.http_limits import Refused, check_token, refusal
-from trainer.inference_worker.openai_reply import Shape
-from trainer.inference_worker.openai_request import parse_openai
+from trainer.inference_worker.http import openai_api
+from trainer.inference_worker.http.http_call import Call
+from trainer.inference_worker.http.http_checks import parse_record
+from trainer.inference_worker.http.http_limits import Refused, check_token, refusal
+from trainer.inference_worker.http.openai_reply import Shape
+from trainer.inference_worker.http.openai_request import parse_openai
 
 if TYPE_CHECKING:
     from trainer.inference_worker.server import WorkerServer

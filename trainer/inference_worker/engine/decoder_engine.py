@@ -22,16 +22,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.inference_worker.config import InferenceConfig
-from trainer.inference_worker.decode_state import (
+from trainer.inference_worker.engine.decode_state import (
     DecodeState,
     Prefix,
     decode_steps,
     insert_prefixes,
     inserts_of,
 )
-from trainer.inference_worker.engine_api import ResultTokens, SlotSampling
-from trainer.inference_worker.packed_row import SMALLEST_ROW, packed_row, packs_of
-from trainer.inference_worker.sampling import Sampler
+from trainer.inference_worker.engine.engine_api import ResultTokens, SlotSampling
+from trainer.inference_worker.engine.packed_row import SMALLEST_ROW, packed_row, packs_of
+from trainer.inference_worker.engine.sampling import Sampler
 from trainer.model.config import ModelConfig
 from trainer.model.decode import (
     Cache,

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.inference_worker.engine_api import SlotSampling
-from trainer.inference_worker.sampling import Sampler, draw_tokens
+from trainer.inference_worker.engine.engine_api import SlotSampling
+from trainer.inference_worker.engine.sampling import Sampler, draw_tokens
 from trainer.model.config import ModelConfig
 from trainer.model.decode import Cache, copy_prefix, decode_hidden
 from trainer.model.transformer import Params, head_logits

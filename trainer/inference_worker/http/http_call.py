@@ -20,7 +20,7 @@ import numpy as np
 from infra.contracts.errors import InferenceError
 from infra.contracts.records import GenerateReply, GenerateRequest
 from trainer.inference_worker.generation_job import Drawn
-from trainer.inference_worker.http_backend import Backend
+from trainer.inference_worker.http.http_backend import Backend
 
 GRACE_SECS = 5.0
 """How much longer than its deadline a request is waited for: the engine reports lateness itself."""

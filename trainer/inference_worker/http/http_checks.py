@@ -5,7 +5,7 @@ from __future__ import annotations
 from infra.contracts.errors import SchemaMismatch
 from infra.contracts.json_codec import from_json
 from infra.contracts.records import GenerateRequest
-from trainer.inference_worker.http_limits import Refused
+from trainer.inference_worker.http.http_limits import Refused
 
 MAX_SAMPLES = 4096
 MAX_TIMEOUT_SECS = 24 * 3600.0

@@ -13,8 +13,8 @@ from typing import Any
 
 from infra.contracts.records import GenerateReply, Sample
 from trainer.inference_worker.generation_job import Drawn
-from trainer.inference_worker.openai_request import OpenAIRequest
-from trainer.inference_worker.openai_stream import cut
+from trainer.inference_worker.http.openai_request import OpenAIRequest
+from trainer.inference_worker.http.openai_stream import cut
 
 Json = dict[str, Any]
 
