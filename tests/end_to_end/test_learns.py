@@ -11,11 +11,11 @@ from tests.end_to_end.running import start, summary
 def test_the_tiny_example_learns(tmp_path):
     """tiny.toml, shortened: pass rate on held-out prompts rises, every group is accounted for."""
     run_dir = tmp_path / "tiny"
-    process = start("examples/tiny.toml", run_dir, "stop.updates=60")
+    process = start("examples/tiny.toml", run_dir, "stop.updates=40")
     assert process.wait(timeout=400) == 0, (tmp_path / "tiny.log").read_text()[-4000:]
 
     result = summary(run_dir)
-    assert result["updates"] == 60
+    assert result["updates"] == 40
     assert result["pass_rate_after"] >= result["pass_rate_before"] + 0.1
     counts = result["audit"]
     assert counts["lost"] == counts["twice"] == counts["in_flight"] == 0
