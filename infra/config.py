@@ -95,6 +95,8 @@ def _coerce(value: Any, hint: Any) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         allowed = [a for a in args if a is not type(None)]
+        if len(allowed) == 1:
+            return _coerce(value, allowed[0])
         for candidate in allowed:
             try:
                 return _coerce(value, candidate)

@@ -43,12 +43,16 @@ class Batch:
     """float32[K,M]: of the truncated distribution; says how much probability truncation kept."""
     old_logprobs: Array
     """float32[K,M]: log pi_old; read only where ``on_policy`` is false."""
+    reference_logprobs: Array
+    """float32[K,M]: log pi_ref; read only by objectives that have a reference."""
     advantages: Array
     """float32[K,M]"""
     scales: Array
     """float32[K,M]: the aggregation's numerator (see ``credit``)."""
     sequences: Array
     """int32[K,M]: which of the packed sequences the target belongs to; -1 for padding."""
+    owners: Array
+    """int32[K,M]: ``sequences`` numbered from 0 within the micro-batch; all of one lie in there."""
     offsets: Array
     """int32[K,M]: which token of that sequence's response it is."""
     denominator: Array

@@ -27,7 +27,10 @@ class CheckReport:
     checkpoint_bytes: int
     """One checkpoint, uncompressed."""
     sections: dict[str, Any]
-    """The trainer's sections with every key."""
+    """The trainer's sections with every key, but of the objective only what is not its recipe's: a
+    run that is continued or branched under another name takes that one's constants."""
+    objective: str
+    """What the objective is, with its constants."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -57,7 +60,9 @@ def check(config: TrainerConfig, *, prepare: bool, environ: Mapping[str, str]) -
         parameters=parameters,
         version_bytes=4 * parameters - saved * matrices,
         checkpoint_bytes=4 * STATE_COPIES * parameters,
-        sections={name: asdict(getattr(config.own, name)) for name in SECTIONS},
+        sections={name: asdict(getattr(config.own, name)) for name in SECTIONS}
+        | {"objective": config.own.objective.as_written()},
+        objective=config.own.objective.describe(config.shared.admission.max_lag),
     )
 
 

@@ -10,7 +10,7 @@ from infra.contracts.errors import ConfigError
 from infra.contracts.ids import content_id
 from infra.run_config import SharedConfig, parse_sections, parse_shared
 from trainer.inference_worker.config import InferenceConfig
-from trainer.objective.advantage import AdvantageKind, check_group_size
+from trainer.objective.config import ObjectiveConfig, check_objective, refuse
 
 SECTIONS = (
     "model",
@@ -22,13 +22,6 @@ SECTIONS = (
     "checkpoint",
     "inference",
 )
-
-
-def refuse(*checks: tuple[bool, str]) -> None:
-    """Raise ``ValueError`` with the text of every check that is false."""
-    problems = [text for ok, text in checks if not ok]
-    if problems:
-        raise ValueError("; ".join(problems))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,44 +62,6 @@ class WarmStartConfig:
             (self.max_steps >= 1, f"max_steps = {self.max_steps}; at least 1"),
             (self.check_every >= 1, f"check_every = {self.check_every}; at least 1"),
             (self.check_problems >= 1, f"check_problems = {self.check_problems}; at least 1"),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectiveConfig:
-    """[objective]: which loss, how credit is assigned and how it is summed up."""
-
-    name: Literal["grpo", "cispo", "aipo", "reinforce"] = "grpo"
-    advantage: AdvantageKind = "mean"
-    eps: float = 1e-4
-    """Added to the group's standard deviation (advantage ``mean_std``)."""
-    aggregation: Literal["token_mean", "sequence_mean", "fixed"] = "token_mean"
-    """Sum over tokens divided by: all tokens; each sequence's tokens, then sequences; sequences
-    times ``fixed_length``."""
-    fixed_length: int = 0
-    """Tokens (aggregation ``fixed``); 0: ``sampling.max_new_tokens``."""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    cap: float = 5.0
-    """Upper clip of the weight in ``cispo`` and ``aipo``."""
-    behaviour_correction: Literal["auto", "on", "off"] = "auto"
-    """Weight tokens by min(pi_old / mu, behaviour_cap). ``auto``: as soon as max_lag >= 1."""
-    behaviour_cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        refuse(
-            (0 < self.clip_low < 1, f"clip_low = {self.clip_low}; must be in (0, 1)"),
-            (self.clip_high > 0, f"clip_high = {self.clip_high}; must be positive"),
-            (self.cap >= 1, f"cap = {self.cap}; at least 1"),
-            (self.behaviour_cap >= 1, f"behaviour_cap = {self.behaviour_cap}; at least 1"),
-            (self.eps > 0, f"eps = {self.eps}; must be positive"),
-            (self.fixed_length >= 0, f"fixed_length = {self.fixed_length}; at least 0"),
-        )
-
-    def corrects(self, max_lag: int) -> bool:
-        """Whether the behaviour correction applies."""
-        return self.behaviour_correction == "on" or (
-            self.behaviour_correction == "auto" and max_lag >= 1
         )
 
 
@@ -254,7 +209,7 @@ def parse_trainer(tree: Mapping[str, Any], where: str) -> TrainerConfig:
     """Parse and cross-check. Raises ``ConfigError`` with every problem found."""
     shared = parse_shared(tree, where)
     own = parse_sections(TrainerSections, tree, where, SECTIONS)
-    check_group_size(own.objective.advantage, shared.sampling.n)
+    check_objective(own.objective, shared.sampling.n, shared.admission.max_lag)
     if own.training.minibatches > shared.admission.groups_per_step:
         raise ConfigError(
             f"{where} [training]: minibatches = {own.training.minibatches} with "

@@ -2,7 +2,8 @@
 
 A step may make several optimizer calls (``[training] minibatches``): its groups are split evenly in
 order, whole groups each. pi_old is then the policy at the start of the step, in the trainer's own
-graph; for the first call that is theta itself and costs nothing.
+graph; for the first call that is theta itself and costs nothing, unless a credit needs its values
+on the host (a KL penalty in the reward, preferences).
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from infra.contracts.errors import HeadraceError, SchemaMismatch
 from infra.contracts.records import Group, Verdict
 from trainer.batch import Batch
 from trainer.config import TrainerConfig
-from trainer.credit import global_denominator, training_sequences
+from trainer.credit import TrainingSequence, global_denominator, training_sequences
 from trainer.model.config import ModelConfig
 from trainer.model.transformer import Params, init_params
 from trainer.objective.registry import build_objective
 from trainer.optimizer import build_optimizer
-from trainer.packing import PackingConfig, pack
+from trainer.packing import PackingConfig, gather, pack, scatter
+from trainer.policy_credit import TokenValues, penalised_advantages
+from trainer.preference import preference_advantages
 from trainer.state import TrainState, new_state
 from trainer.step import StepMetrics, StepSettings, build_token_logprobs, build_train_step
 
@@ -44,6 +47,7 @@ class Learner:
     Args:
         model: shape of the model.
         config: objective, optimizer, packing.
+        reference: parameters of pi_ref, for objectives that have one; of this model's shape.
         timer: monotonic seconds, for the phases.
     """
 
@@ -52,11 +56,13 @@ class Learner:
         model: ModelConfig,
         config: TrainerConfig,
         *,
+        reference: Params | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         own, training = config.own, config.own.training
         self.model = model
         self._config = config
+        self._reference = reference
         self._timer = timer
         self._packing = PackingConfig(
             row_tokens=training.row_tokens,
@@ -68,6 +74,8 @@ class Learner:
             model=model,
             objective=build_objective(own.objective, config.shared.admission.max_lag),
             optimizer=own.optimizer,
+            reference=own.objective.needs_reference,
+            entropy=own.objective.entropy_coef > 0,
             head_tokens=training.head_tokens,
             remat=training.remat,
         )
@@ -93,19 +101,19 @@ class Learner:
             HeadraceError: loss or gradient is not finite; the state must not be kept.
         """
         started = self._timer()
-        batches = self._batches(groups, step)
+        calls = self._calls(groups, step)
         packed = self._timer()
-        later = [
-            batch.replace(old_logprobs=self._token_logprobs(state.params, batch))
-            for batch in batches[1:]
-        ]
-        calls = []
-        for batch in (batches[0], *later):
+        self._before_the_step(state.params, calls)
+        done, facts = [], []
+        for call in calls:
+            batch, of_call = self._before_the_call(state.params, call)
             state, metrics = self._train_step(state, batch)
-            calls.append(metrics)
-        calls = jax.device_get(calls)
+            done.append(metrics)
+            facts.append(of_call)
+        done = jax.device_get(done)
         seconds = {"pack": packed - started, "step": self._timer() - packed}
-        metrics = _merge(calls, batches) | _of_groups(groups, step)
+        metrics = _merge(done, [call.batch for call in calls]) | _of_groups(groups, step)
+        metrics |= {name: float(np.mean([f[name] for f in facts])) for name in facts[0]}
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
             raise HeadraceError(
                 f"step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; "
@@ -114,24 +122,84 @@ class Learner:
             )
         return state, Learned(metrics=metrics, seconds=seconds)
 
-    def _batches(self, groups: Sequence[Group], step: int) -> list[Batch]:
-        """One packed batch per optimizer call."""
+    def _calls(self, groups: Sequence[Group], step: int) -> list[_Call]:
+        """One packed batch per optimizer call; credit is given over the whole step."""
         objective, count = self._config.own.objective, self._config.own.training.minibatches
-        bounds = [i * len(groups) // count for i in range(count + 1)]
-        batches = []
         _check_vocabulary(groups, self.model.vocab)
+        credited = training_sequences(groups, objective, self._config.fixed_length)
+        bounds = [i * len(groups) // count for i in range(count + 1)]
+        calls = []
         for start, end in itertools.pairwise(bounds):
-            sequences = training_sequences(groups[start:end], objective, self._config.fixed_length)
-            batches.append(
-                pack(
-                    sequences,
-                    self._packing,
-                    denominator=global_denominator(sequences, objective),
-                    step=step,
-                    on_policy=start == 0,
-                )
+            members = credited[start:end]
+            denominator = global_denominator(members, objective.aggregation)
+            batch = pack(
+                [s for group in members for s in group],
+                self._packing,
+                denominator=1.0 if objective.preference else denominator,
+                step=step,
+                on_policy=start == 0,
             )
-        return batches
+            calls.append(_Call(members, batch))
+        return calls
+
+    def _before_the_step(self, params: Params, calls: Sequence[_Call]) -> None:
+        """Log-probs of the reference and of pi_old, and the credit that needs them."""
+        objective = self._config.own.objective
+        penalised = bool(objective.kl_coef) and objective.kl_in == "reward"
+        for i, call in enumerate(calls):
+            if objective.needs_reference:
+                call.batch = call.batch.replace(
+                    reference_logprobs=self._token_logprobs(self._reference, call.batch)
+                )
+            if i > 0 or penalised:
+                call.batch = call.batch.replace(
+                    old_logprobs=self._token_logprobs(params, call.batch)
+                )
+        if penalised:
+            old, reference = (
+                [group for call in calls for group in call.values(name)]
+                for name in ("old_logprobs", "reference_logprobs")
+            )
+            members = [group for call in calls for group in call.groups]
+            found = iter(penalised_advantages(members, objective, old, reference))
+            for call in calls:
+                call.credit([next(found) for _ in call.groups])
+
+    def _before_the_call(self, params: Params, call: _Call) -> tuple[Batch, dict[str, float]]:
+        """Credit that changes with every update: preferences. Its metrics, too."""
+        objective = self._config.own.objective
+        if not objective.preference:
+            return call.batch, {}
+        theta = call.scattered(self._token_logprobs(params, call.batch))
+        found, facts = preference_advantages(
+            call.groups, objective, theta, call.values("reference_logprobs")
+        )
+        call.credit(found)
+        return call.batch, facts
+
+
+@dataclass(slots=True)
+class _Call:
+    """One optimizer call: its groups' sequences, and the batch they are packed into."""
+
+    groups: list[list[TrainingSequence]]
+    batch: Batch
+
+    def values(self, name: str) -> TokenValues:
+        """A field of the batch by group, sequence and token."""
+        return self.scattered(getattr(self.batch, name))
+
+    def scattered(self, values: jax.Array) -> TokenValues:
+        flat = iter(scatter(self.batch, np.asarray(values), self._sequences()))
+        return [[next(flat) for _ in group] for group in self.groups]
+
+    def credit(self, advantages: TokenValues) -> None:
+        """Put these advantages into the batch."""
+        flat = [values for group in advantages for values in group]
+        self.batch = self.batch.replace(advantages=gather(self.batch, flat))
+
+    def _sequences(self) -> list[TrainingSequence]:
+        return [s for group in self.groups for s in group]
 
 
 def _check_vocabulary(groups: Sequence[Group], vocab: int) -> None:
@@ -154,7 +222,8 @@ def _merge(calls: Sequence[StepMetrics], batches: Sequence[Batch]) -> dict[str, 
     """Means over the step's tokens; the gap is the first look at each token."""
     weights = np.array([max(1.0, float(m.tokens)) for m in calls])
     mean = ("loss", "grad_norm", "clip_share", "importance_mean", "logprob_gap_mean")
-    mean += ("behaviour_kl", "kept_mass", "learning_rate")
+    mean += ("behaviour_kl", "kept_mass", "learning_rate", "effective_share", "entropy")
+    mean += ("reference_kl",)
     out = {n: float(np.average([getattr(m, n) for m in calls], weights=weights)) for n in mean}
     out["logprob_gap_max"] = max(float(m.logprob_gap_max) for m in calls)
     out["tokens"] = sum(float(m.tokens) for m in calls)

@@ -66,6 +66,7 @@ def pack(
         target = 0
         for r, row in enumerate(micro):
             target = _fill(batch, (k, r), row, sequences, target)
+        batch.owners[k] = np.unique(batch.sequences[k], return_inverse=True)[1]
     return batch
 
 
@@ -76,6 +77,15 @@ def scatter(batch: Batch, values: np.ndarray, sequences: Sequence[TrainingSequen
     owners, offsets = np.asarray(batch.sequences)[mask], np.asarray(batch.offsets)[mask]
     for owner, offset, value in zip(owners, offsets, np.asarray(values)[mask], strict=True):
         out[owner][offset] = value
+    return out
+
+
+def gather(batch: Batch, values: Sequence[np.ndarray]) -> np.ndarray:
+    """The opposite of ``scatter``: per-token arrays as float32[K,M], 0 in padding."""
+    out = np.zeros(np.shape(batch.loss_mask), np.float32)
+    mask = np.asarray(batch.loss_mask)
+    owners, offsets = np.asarray(batch.sequences)[mask], np.asarray(batch.offsets)[mask]
+    out[mask] = [values[i][t] for i, t in zip(owners, offsets, strict=True)]
     return out
 
 
@@ -132,9 +142,11 @@ def _empty(
         raw_logprobs=per_target(np.float32),
         behaviour_logprobs=per_target(np.float32),
         old_logprobs=per_target(np.float32),
+        reference_logprobs=per_target(np.float32),
         advantages=per_target(np.float32),
         scales=per_target(np.float32),
         sequences=per_target(np.int32, -1),
+        owners=per_target(np.int32),
         offsets=per_target(np.int32),
         denominator=np.float32(denominator),
         micro_batches=np.int32(real),

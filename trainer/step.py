@@ -18,7 +18,7 @@ from trainer.batch import Batch
 from trainer.config import OptimizerConfig
 from trainer.model.config import ModelConfig
 from trainer.model.transformer import Params, head_logits, hidden_states
-from trainer.objective.policy_loss import LossSums, Objective, TokenLogprobs, policy_loss
+from trainer.objective.policy_loss import LossSums, Objective, Tokens, policy_loss
 from trainer.optimizer import build_optimizer, learning_rate
 from trainer.state import TrainState
 
@@ -36,11 +36,17 @@ class StepMetrics:
     clip_share: jax.Array
     """Share of tokens whose weight a clip or cap changed."""
     importance_mean: jax.Array
+    effective_share: jax.Array
+    """(sum IS)^2 / (tokens * sum IS^2): the effective sample size as a share; 1 on policy."""
+    entropy: jax.Array
+    """Mean -log pi_theta of the sampled tokens: an estimate of the policy's entropy."""
     logprob_gap_mean: jax.Array
     """Mean |log mu - log old|: engine against trainer."""
     logprob_gap_max: jax.Array
     behaviour_kl: jax.Array
     """Mean log mu - log old."""
+    reference_kl: jax.Array
+    """Mean log pi_theta - log pi_ref; 0 without a reference."""
     kept_mass: jax.Array
     """Mean probability that top-p/top-k kept: exp(raw - behaviour log-prob); 1 without them."""
 
@@ -52,6 +58,10 @@ class StepSettings:
     model: ModelConfig = flax.struct.field(pytree_node=False)
     objective: Objective = flax.struct.field(pytree_node=False)
     optimizer: OptimizerConfig = flax.struct.field(pytree_node=False)
+    reference: bool = flax.struct.field(pytree_node=False, default=False)
+    """Whether batches hold log-probs of a reference."""
+    entropy: bool = flax.struct.field(pytree_node=False, default=False)
+    """Whether the objective reads the whole distribution's entropy: one more pass over logits."""
     head_tokens: int = flax.struct.field(pytree_node=False, default=1024)
     remat: bool = flax.struct.field(pytree_node=False, default=False)
 
@@ -76,9 +86,13 @@ def build_train_step(settings: StepSettings) -> TrainStep:
             tokens=jnp.sum(batch.loss_mask).astype(jnp.float32),
             clip_share=sums.clipped / tokens,
             importance_mean=sums.importance / tokens,
+            effective_share=sums.importance**2
+            / jnp.maximum(tokens * sums.importance_square, jnp.finfo(jnp.float32).tiny),
+            entropy=sums.entropy / tokens,
             logprob_gap_mean=sums.gap / tokens,
             logprob_gap_max=sums.gap_max,
             behaviour_kl=sums.kl / tokens,
+            reference_kl=sums.reference_kl / tokens,
             kept_mass=kept / tokens,
         )
         new = state.replace(
@@ -97,7 +111,8 @@ def build_token_logprobs(settings: StepSettings) -> Callable[[Params, Batch], ja
 
     def token_logprobs(params: Params, batch: Batch) -> jax.Array:
         def body(k: jax.Array, out: jax.Array) -> jax.Array:
-            return out.at[k].set(target_logprobs(params, _micro(batch, k), settings))
+            theta, _ = target_logprobs(params, _micro(batch, k), settings)
+            return out.at[k].set(theta)
 
         return _each_micro_batch(batch, body, jnp.zeros(batch.targets.shape, jnp.float32))
 
@@ -110,17 +125,19 @@ def accumulate(
     """Gradient of the loss over all micro-batches, the loss sums, and the sum of kept mass."""
 
     def loss(params: Params, micro: Batch) -> tuple[jax.Array, tuple[LossSums, jax.Array]]:
-        theta = target_logprobs(params, micro, settings)
-        old = jnp.where(micro.on_policy, theta, micro.old_logprobs)
-        logprobs = TokenLogprobs(theta, old, micro.raw_logprobs)
-        value, sums = policy_loss(
-            settings.objective,
-            logprobs,
-            micro.advantages,
-            micro.scales,
-            micro.loss_mask,
-            micro.denominator,
+        theta, entropy = target_logprobs(params, micro, settings)
+        tokens = Tokens(
+            theta=theta,
+            entropy=entropy,
+            old=jnp.where(micro.on_policy, theta, micro.old_logprobs),
+            behaviour=micro.raw_logprobs,
+            reference=micro.reference_logprobs if settings.reference else theta,
+            advantages=micro.advantages,
+            scales=micro.scales,
+            mask=micro.loss_mask,
+            sequences=micro.owners,
         )
+        value, sums = policy_loss(settings.objective, tokens, micro.denominator)
         kept = jnp.where(micro.loss_mask, micro.raw_logprobs - micro.behaviour_logprobs, -jnp.inf)
         return value, (sums, jnp.sum(jnp.exp(kept)))
 
@@ -143,8 +160,11 @@ def accumulate(
     return _each_micro_batch(batch, body, (zeros, nothing, jnp.zeros((), jnp.float32)))
 
 
-def target_logprobs(params: Params, micro: Batch, settings: StepSettings) -> jax.Array:
-    """log pi(target) of every target of one micro-batch, float32[M], at the record's temperature.
+def target_logprobs(
+    params: Params, micro: Batch, settings: StepSettings
+) -> tuple[jax.Array, jax.Array]:
+    """log pi(target) of every target of one micro-batch at the record's temperature, and the
+    entropy there (0 unless ``settings.entropy``); float32[M] each.
 
     The head runs on gathered hidden states only. Beyond ``head_tokens`` of them it goes chunk by
     chunk and recomputes logits in the backward pass: 49k logits per token are the step's largest
@@ -162,11 +182,15 @@ def target_logprobs(params: Params, micro: Batch, settings: StepSettings) -> jax
     chosen = hidden.reshape(-1, hidden.shape[-1])[micro.sources]
     flat = (chosen, micro.targets, micro.temperatures)
 
-    def logprobs(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+    def logprobs(args: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         states, ids, temperatures = args
         logits = head_logits(params, settings.model, states) / temperatures[:, None]
         picked = jnp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
-        return picked - jax.nn.logsumexp(logits, axis=-1)
+        total = jax.nn.logsumexp(logits, axis=-1)
+        if not settings.entropy:
+            return picked - total, jnp.zeros_like(picked)
+        mean = jnp.sum(jnp.exp(logits - total[:, None]) * logits, axis=-1)
+        return picked - total, total - mean
 
     count = micro.targets.size
     if count <= settings.head_tokens:
@@ -178,8 +202,8 @@ def target_logprobs(params: Params, micro: Batch, settings: StepSettings) -> jax
         for x in flat
     ]
     split = tuple(x.reshape(chunks, size, *x.shape[1:]) for x in padded)
-    out = jax.lax.map(jax.checkpoint(logprobs), split)
-    return out.reshape(-1)[:count]
+    theta, entropy = jax.lax.map(jax.checkpoint(logprobs), split)
+    return theta.reshape(-1)[:count], entropy.reshape(-1)[:count]
 
 
 PER_BATCH = ("denominator", "micro_batches", "step", "on_policy")

@@ -46,6 +46,7 @@ from trainer.model.pretrained import (
     load_model,
     resolve_model,
 )
+from trainer.model.transformer import Params
 from trainer.state import TrainState
 from trainer.stopping import Stopping
 
@@ -80,7 +81,7 @@ class TrainingRun:
         incarnation = Incarnation(self.store, self.name)
         enable_compile_cache(cache_folder(self.environ))
         folder = self._model_folder()
-        learner = Learner(load_config(folder), self.config)
+        learner = Learner(load_config(folder), self.config, reference=self._reference(folder))
         metrics = MetricsWriter(self.store, ROLE, self.name, self.clock)
         checkpoints = open_checkpoints(
             self.store, kept.keep_checkpoints, self.scratch / run_layout.CHECKPOINTS
@@ -130,6 +131,29 @@ class TrainingRun:
                 f"run: headrace sft {self.store.url} --out {made}"
             )
         return resolve_model(self.config.own.model, cache_folder(self.environ))
+
+    def _reference(self, folder: Path) -> Params | None:
+        """pi_ref, where the objective has one: version 0, or the folder that is named.
+
+        Raises:
+            ConfigError: its tokens or shapes are others, so its log-probs would mean nothing.
+        """
+        objective = self.config.own.objective
+        if not objective.needs_reference:
+            return None
+        other = Path(objective.reference) if objective.reference else folder
+        model, params = load_model(other, self.config.shared.run.seed)
+        if load_tokenizer(other).digest != load_tokenizer(folder).digest:
+            raise ConfigError(
+                f"objective.reference = {other}: its tokenizer is not that of {folder}; "
+                "give a model with the same tokens"
+            )
+        if model != load_config(folder):
+            raise ConfigError(
+                f"objective.reference = {other}: its shape is not that of {folder}; "
+                "a reference of another shape is not supported"
+            )
+        return params
 
     def _restore(
         self, checkpoints: AnyCheckpoints, learner: Learner, folder: Path

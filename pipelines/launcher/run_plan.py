@@ -37,11 +37,13 @@ class RunPlan:
     folder: Path
     """Of this machine: for a local run the same; for one in a bucket, where logs lie."""
     tree: Tree
-    """Every section with every key: what ``run.toml`` will hold."""
+    """Every section with every key (see ``trainer.check`` for the objective's): what ``run.toml``
+    will hold."""
     shared: SharedConfig
     processes: int
     """Pipeline processes."""
     parameters: int
+    objective: str
     disk: DiskEstimate
     train_prompts: int
     held_out_prompts: int
@@ -67,6 +69,7 @@ class RunPlan:
                 f"location   {self.location}",
                 f"roles      {', '.join(roles)}",
                 f"model      {self.parameters:,} parameters",
+                f"objective  {self.objective}",
                 f"prompts    {self.train_prompts} to train on, {held_out}",
                 f"disk       {self.disk}, free {size(free_bytes(self.folder))}"
                 + (f" in {self.folder}" if self.remote else ""),
@@ -117,6 +120,7 @@ def plan_run(
         shared=shared,
         processes=options.pipeline.processes,
         parameters=trainer["parameters"],
+        objective=trainer["objective"],
         disk=disk.elsewhere() if remote else disk,
         train_prompts=len(prompts.train),
         held_out_prompts=min(len(prompts.held_out), options.evaluation.problems),

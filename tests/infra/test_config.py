@@ -66,7 +66,7 @@ def test_values_arrive_as_their_type(table, field, value):
         ({"kind": []}, "must be one of 'a', 'b'"),
         ({"items": "x"}, "items = 'x': expected a list"),
         ({"items": [1]}, "expected text, got int"),
-        ({"table": 1}, "table = 1: expected dict"),
+        ({"table": 1}, "table = 1: expected a table"),
         ({"weights": {"x": "y"}}, "weights = {'x': 'y'}: expected"),
         ({"maybe": "x"}, "maybe = 'x': expected a number"),
         ({"name": 3}, "name = 3: expected text, got int"),

@@ -41,21 +41,37 @@ def bandit_group(index, step, logprobs, rng):
     return dataclasses.replace(group, rollouts=tuple(rollouts), judgements=tuple(judgements))
 
 
-@pytest.mark.parametrize("objective", ["grpo", "aipo"])
-def test_the_best_arm_wins(tmp_path, objective):
-    config = make_config(
-        tmp_path / "run", 30, objective={"name": objective}, optimizer={"lr": 3e-2}
-    )
-    learner = Learner(MODEL, config)
-    params = jax.jit(lambda key: init_params(MODEL, key))(jax.random.key(0))
-    state = learner.new_state(params)
+def policy_of(prompt):
+    """params -> log-probs of the token after the prompt."""
 
     @jax.jit
     def policy(params):
-        ids = PROMPT[None]
+        ids = prompt[None]
         hidden = hidden_states(params, MODEL, ids, np.arange(3)[None], ids * 0 + 1, ids * 0)
         return jax.nn.log_softmax(head_logits(params, MODEL, hidden[0, -1]))
 
+    return policy
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        {"name": "grpo", "entropy_coef": 1e-3},
+        {"name": "aipo"},
+        {"name": "rloo", "kl_coef": 0.01},
+        {"name": "cispo", "kl_coef": 0.01},
+        {"name": "kto", "beta": 1.0},
+        {"name": "dpo", "beta": 1.0},
+    ],
+    ids=lambda table: table["name"],
+)
+def test_the_best_arm_wins(tmp_path, objective):
+    config = make_config(tmp_path / "run", 30, objective=objective, optimizer={"lr": 3e-2})
+    make = jax.jit(lambda key: init_params(MODEL, key))
+    learner = Learner(MODEL, config, reference=make(jax.random.key(0)))
+    state = learner.new_state(make(jax.random.key(0)))
+
+    policy = policy_of(PROMPT)
     rng = np.random.default_rng(0)
     start = float(np.exp(policy(state.params))[BEST])
     gaps = []
@@ -67,3 +83,23 @@ def test_the_best_arm_wins(tmp_path, objective):
     assert start < 0.3
     assert float(np.exp(policy(state.params))[BEST]) > 0.9
     assert max(gaps) < 1e-4
+
+
+def test_a_teacher_is_followed_without_any_reward(tmp_path):
+    """On-policy distillation: the policy comes closer to the teacher; rewards are not read."""
+    config = make_config(
+        tmp_path / "run", 30, objective={"name": "distill"}, optimizer={"lr": 1e-2}
+    )
+    make = jax.jit(lambda key: init_params(MODEL, key))
+    sharp = jax.tree.map(lambda p: 6 * p, make(jax.random.key(5)))
+    learner = Learner(MODEL, config, reference=sharp)
+    state = learner.new_state(make(jax.random.key(0)))
+    policy, rng, far = policy_of(PROMPT), np.random.default_rng(0), []
+    teacher = np.array(policy(sharp))
+    for step in range(1, 31):
+        logprobs = np.array(policy(state.params))
+        far.append(float(np.sum(np.exp(logprobs) * (logprobs - teacher))))
+        groups = [bandit_group(4 * step + i, step, logprobs, rng) for i in range(4)]
+        state, _ = learner.learn(state, groups, step)
+    assert far[0] > 0.5
+    assert far[-1] < 0.1 * far[0]

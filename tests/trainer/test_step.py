@@ -13,13 +13,20 @@ import pytest
 from tests.trainer.sequences import MODEL, make_sequences
 from trainer.config import OptimizerConfig
 from trainer.model.transformer import head_logits, hidden_states, init_params
+from trainer.objective.composite import Composite
+from trainer.objective.correction import BehaviourCorrection
 from trainer.objective.grpo import Grpo
+from trainer.objective.gspo import Gspo
 from trainer.optimizer import build_optimizer, learning_rate
-from trainer.packing import PackingConfig, pack, scatter
+from trainer.packing import PackingConfig, gather, pack, scatter
 from trainer.state import new_state
 from trainer.step import StepSettings, accumulate, build_token_logprobs, build_train_step
 
-SETTINGS = StepSettings(model=MODEL, objective=Grpo(behaviour_cap=2.0), optimizer=OptimizerConfig())
+SETTINGS = StepSettings(
+    model=MODEL,
+    objective=Composite(surrogate=Grpo(), correction=BehaviourCorrection(cap=2.0)),
+    optimizer=OptimizerConfig(),
+)
 PACKINGS = {
     "one row": PackingConfig(row_tokens=128),
     "short rows": PackingConfig(row_tokens=16),
@@ -93,6 +100,31 @@ def test_loss_and_gradient_are_those_of_one_sequence_per_row():
         assert_close(got, expected)
 
 
+SEQUENCE_LEVEL = dataclasses.replace(
+    SETTINGS,
+    objective=Composite(
+        surrogate=Gspo(clip_low=0.05, clip_high=0.05),
+        correction=BehaviourCorrection(level="sequence", cap=2.0),
+        off_policy_delta=0.1,
+        entropy_coef=0.1,
+    ),
+    entropy=True,
+)
+
+
+def test_what_is_said_of_whole_sequences_does_not_depend_on_rows_either():
+    """Ratios of sequences, and the entropy of the whole distribution."""
+    sequences, found = make_sequences(7, 4, 4), []
+    for config in PACKINGS.values():
+        batch = pack(sequences, config, denominator=30.0, step=1)
+        shifted = [s.raw_logprobs + 0.1 for s in sequences]
+        batch = batch.replace(old_logprobs=gather(batch, shifted), on_policy=np.bool_(False))
+        found.append(gradients(batch, SEQUENCE_LEVEL)[:2])
+    assert float(found[0][1].clipped) > 0
+    for other in found[1:]:
+        assert_close(found[0], other)
+
+
 def test_chunks_of_the_head_change_nothing():
     batch = pack(make_sequences(7, 4, 4), PACKINGS["short rows"], denominator=30.0, step=1)
     whole, _, _ = gradients(batch)
@@ -104,6 +136,7 @@ def test_garbage_in_padding_changes_no_bit():
     batch = pack(make_sequences(2, 4, 4), PACKINGS["micro-batches"], denominator=30.0, step=1)
     mask = batch.loss_mask
     names = ("raw_logprobs", "behaviour_logprobs", "old_logprobs", "advantages", "scales")
+    names += ("reference_logprobs",)
     poison = {n: np.where(mask, getattr(batch, n), np.nan) for n in names}
     poison["targets"] = np.where(mask, batch.targets, 3)
     poison["tokens"] = np.where(batch.segments > 0, batch.tokens, 5)

@@ -2,28 +2,22 @@
 
     IS = min(pi_theta / pi_old, cap),  Term1 = log pi_theta
 
-No token loses its gradient, unlike GRPO's clip. With a behaviour correction IS is further
-multiplied by min(pi_old / mu, behaviour cap).
+No token loses its gradient, unlike GRPO's clip.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 
-from trainer.objective.grpo import behaviour_weight
-from trainer.objective.policy_loss import Slots, TokenLogprobs, ratio
+from trainer.objective.policy_loss import Slots, Tokens, ratio
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cispo:
     cap: float = 5.0
-    behaviour_cap: float | None = None
 
-    def slots(self, logprobs: TokenLogprobs, advantages: Any) -> Slots:
-        r = ratio(logprobs.theta, logprobs.old)
-        weight, capped = behaviour_weight(logprobs, self.behaviour_cap)
-        importance = jnp.minimum(r, self.cap) * weight
-        return Slots(importance, logprobs.theta, 0.0, (r > self.cap) | capped)
+    def slots(self, tokens: Tokens) -> Slots:
+        r = ratio(tokens.theta, tokens.old)
+        return Slots(jnp.minimum(r, self.cap), tokens.theta, 0.0, r > self.cap)

@@ -1,23 +1,29 @@
-"""REINFORCE per token: IS = 1 (times the behaviour correction), Term1 = log pi_theta.
+"""REINFORCE: Term1 = log pi_theta, and the ratio to pi_old that one chooses.
 
-The simplest reference; with ``rloo`` advantages it is RLOO (2402.14740).
+``none``      IS = 1: the simplest reference; with ``rloo`` advantages RLOO (2402.14740); with every
+              advantage 1 maximum likelihood.
+``token``     IS = pi_theta / pi_old of the token.
+``sequence``  IS = that of the whole response, RLAX's instance (2512.06392).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import jax.numpy as jnp
 
-from trainer.objective.grpo import behaviour_weight
-from trainer.objective.policy_loss import Slots, TokenLogprobs
+from trainer.objective.policy_loss import Slots, Tokens, ratio, sequence_sum
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reinforce:
-    behaviour_cap: float | None = None
+    importance: Literal["none", "token", "sequence"] = "none"
 
-    def slots(self, logprobs: TokenLogprobs, advantages: Any) -> Slots:
-        weight, capped = behaviour_weight(logprobs, self.behaviour_cap)
-        return Slots(jnp.ones_like(logprobs.theta) * weight, logprobs.theta, 0.0, capped)
+    def slots(self, tokens: Tokens) -> Slots:
+        weight = jnp.ones_like(tokens.theta)
+        if self.importance == "token":
+            weight = ratio(tokens.theta, tokens.old)
+        elif self.importance == "sequence":
+            weight = ratio(sequence_sum(tokens.theta - tokens.old, tokens), 0.0)
+        return Slots(weight, tokens.theta, 0.0, jnp.zeros(tokens.mask.shape, bool))

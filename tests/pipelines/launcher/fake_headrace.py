@@ -33,7 +33,7 @@ def check(config: str) -> int:
     sections = {name: tree.get(name, {}) for name in TRAINER_SECTIONS}
     sections["checkpoint"] = {"keep_versions": 4, "keep_checkpoints": 2, "every_steps": 5}
     sections["warm_start"] = {"target": 0.0, **sections["warm_start"]}
-    report = {"parameters": 10, "version_bytes": 40, "checkpoint_bytes": 120}
+    report = {"parameters": 10, "version_bytes": 40, "checkpoint_bytes": 120, "objective": "grpo"}
     print(json.dumps(report | {"sections": sections}))
     return 0
 

@@ -167,9 +167,7 @@ def test_prefill_and_decode_equal_one_full_forward(family, dtype, bound):
 
 
 def test_one_step_of_the_trainer_reaches_every_parameter(family):
-    settings = StepSettings(
-        model=family.config, objective=Grpo(behaviour_cap=2.0), optimizer=OptimizerConfig()
-    )
+    settings = StepSettings(model=family.config, objective=Grpo(), optimizer=OptimizerConfig())
     batch = pack(make_sequences(7, 4, 4), PackingConfig(row_tokens=64), denominator=30.0, step=1)
     params = jax.tree.map(jnp.copy, family.params)
     state, metrics = build_train_step(settings)(
