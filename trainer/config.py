@@ -67,19 +67,23 @@ class WarmStartConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """[optimizer]: AdamW. The learning rate is a pure function of the step (the new version)."""
+    """[optimizer]. The learning rate is a pure function of the step (the new version)."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """``muon`` orthogonalises the updates of the layers' matrices; everything else stays AdamW."""
     lr: float = 2e-5
-    schedule: Literal["constant", "cosine"] = "constant"
+    """Of either: Muon's updates are scaled to the size that AdamW's usually have."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
     warmup_steps: int = 5
     """Steps of linear rise; the first step already has lr / warmup_steps."""
     decay_steps: int = 0
-    """Step at which the cosine ends; required by it, so that no run length changes the lr."""
+    """Step at which cosine or line ends; required by them, so that no run length changes the lr."""
     final_lr: float = 0.05
     """Share of ``lr`` at and after ``decay_steps``."""
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
+    muon_beta: float = 0.95
     weight_decay: float = 0.0
     """On matrices only."""
     clip_norm: float = 1.0
@@ -90,10 +94,12 @@ class OptimizerConfig:
             (self.lr >= 0, f"lr = {self.lr}; must not be negative"),
             (self.warmup_steps >= 0, f"warmup_steps = {self.warmup_steps}; at least 0"),
             (self.schedule == "constant" or self.decay_steps > self.warmup_steps,
-             f"decay_steps = {self.decay_steps} with schedule = 'cosine'; "
+             f"decay_steps = {self.decay_steps} with schedule = '{self.schedule}'; "
              f"must be greater than warmup_steps = {self.warmup_steps}"),
             (0 <= self.final_lr <= 1, f"final_lr = {self.final_lr}; must be in [0, 1]"),
             (0 <= self.b1 < 1 and 0 <= self.b2 < 1, "b1 and b2 must be in [0, 1)"),
+            (0 <= self.muon_beta < 1, f"muon_beta = {self.muon_beta}; must be in [0, 1)"),
+            (self.weight_decay >= 0, f"weight_decay = {self.weight_decay}; must not be negative"),
             (self.clip_norm >= 0, f"clip_norm = {self.clip_norm}; must not be negative"),
         )  # fmt: skip
 

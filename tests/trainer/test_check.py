@@ -38,6 +38,7 @@ def test_sizes_and_every_key():
         ({"sampling": {"n": 1}}, r"sampling\.n = 1 with objective\.advantage = 'mean_batch_std'"),
         ({"optimizer": {"lrr": 1.0}}, r"\[optimizer\]: unknown key 'lrr'; did you mean 'lr'"),
         ({"optimizer": {"schedule": "cosine"}}, "decay_steps = 0 with schedule = 'cosine'"),
+        ({"optimizer": {"name": "moun"}}, "must be one of 'adamw', 'muon'"),
         ({"training": {"minibatches": 13}}, "minibatches = 13 with admission.groups_per_step = 12"),
         ({"model": {"source": "folder"}}, "give a path with source = 'folder'"),
         (

@@ -208,6 +208,31 @@ def test_learning_rate_is_a_function_of_the_step(step, expected):
     assert abs(float(learning_rate(cosine, step)) - expected) < tolerance
 
 
+def test_a_line_ends_where_the_cosine_does():
+    line = OptimizerConfig(lr=1.0, schedule="linear", warmup_steps=5, decay_steps=55)
+    rates = [float(learning_rate(line, s)) for s in (1, 5, 30, 55, 1000)]
+    np.testing.assert_allclose(rates, [0.2, 1.0, 0.525, 0.05, 0.05], atol=1e-6)
+
+
+def test_muon_orthogonalises_the_layers_matrices_and_nothing_else():
+    muon, adam = (
+        build_optimizer(OptimizerConfig(name=name, clip_norm=0.0)) for name in ("muon", "adamw")
+    )
+    keys = iter(jax.random.split(jax.random.key(3), 100))
+    noise = jax.tree.map(lambda p: jax.random.normal(next(keys), p.shape), params())
+    update, _ = jax.jit(muon.update)(noise, muon.init(params()), params())
+    plain, _ = jax.jit(adam.update)(noise, adam.init(params()), params())
+    for path, u in jax.tree_util.tree_leaves_with_path(update):
+        if path[0].key == "layers" and u.ndim == 2:
+            singular = np.linalg.svd(u, compute_uv=False) / (0.2 * max(u.shape) ** 0.5)
+            assert 0.5 < singular.min() < singular.max() < 1.3
+        else:
+            expected = plain
+            for key in path:
+                expected = expected[getattr(key, "key", getattr(key, "idx", None))]
+            np.testing.assert_array_equal(u, expected)
+
+
 def test_clipping_and_weight_decay():
     config = OptimizerConfig(clip_norm=1.0, weight_decay=0.5)
     optimizer = build_optimizer(config)
