@@ -11,6 +11,8 @@ from infra.contracts.errors import ConfigError
 BENCHMARKS = {
     "engine": "the inference engine: bare steps, batching, prefix sharing, the server",
     "loop": "the whole loop against the same update done in one process",
+    "objectives": "how each objective learns the tiny task, fresh and stale, corrected or not",
+    "trainer": "a training step against torch, against padded rows, against its matrix products",
     "storage": "weights, deltas, the weight server, shards, polling, each against a plain peer",
 }
 
@@ -18,7 +20,7 @@ BENCHMARKS = {
 def main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: headrace bench NAME [--json] ...\n")
-        print("\n".join(f"  {name:<8} {text}" for name, text in BENCHMARKS.items()))
+        print("\n".join(f"  {name:<10} {text}" for name, text in BENCHMARKS.items()))
         return 0
     if argv[0] not in BENCHMARKS:
         raise ConfigError(f"no benchmark '{argv[0]}'; {nearest(argv[0], BENCHMARKS)}")

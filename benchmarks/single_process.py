@@ -11,15 +11,22 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from curation.judge import judge_group
 from curation.recipe import build_recipe
 from infra.clock import SystemClock
 from infra.config import apply_overrides, read_toml
 from infra.contracts import ids
-from infra.contracts.records import Decision, Group, GroupTask
+from infra.contracts.records import Decision, Group, GroupTask, Prompt, SamplingParams
 from infra.inference.rollouts import group_of, request_for, rollouts_from_reply
 from infra.prompts.order import PromptOrder
 from infra.prompts.prompt_set import load_prompt_set
@@ -34,35 +41,62 @@ from trainer.model.pretrained import cache_folder, load_model, resolve_model
 
 
 class SingleProcess:
-    """Generation, judgement and training in turn, in this process."""
+    """Generation, judgement and training in turn, in this process.
 
-    def __init__(self, config: str, overrides: Iterable[str], cache: Path) -> None:
-        tree = apply_overrides(read_toml(config), overrides)
-        self._config = parse_trainer(tree, config)
-        self._recipe = build_recipe(parse_options(tree, config).recipe)
+    Args:
+        tree: a run's configuration.
+        where: its name, for messages.
+        cache: for models and compiled programs.
+        folder: the model, if it is not the configuration's.
+        lag: how many versions before the one that is trained the rollouts are of.
+        before: another one of the same model, whose engine is taken over, compiled as it is.
+    """
+
+    def __init__(
+        self,
+        tree: Mapping[str, Any],
+        where: str,
+        cache: Path,
+        *,
+        folder: Path | None = None,
+        lag: int = 0,
+        before: SingleProcess | None = None,
+    ) -> None:
+        self._config = parse_trainer(tree, where)
+        self._recipe = build_recipe(parse_options(tree, where).recipe)
         enable_compile_cache(cache)
-        folder = resolve_model(self._config.own.model, cache)
-        model, params = load_model(folder, self._config.shared.run.seed)
-        self._learner = Learner(model, self._config)
-        self._state = self._learner.new_state(params)
-        engine = DecoderEngine(model, self._config.own.inference)
-        engine.warm_up()
-        self._scheduler = Scheduler(
-            engine, load_tokenizer(folder), self._config.own.inference, SystemClock()
+        folder = folder or resolve_model(self._config.own.model, cache)
+        seed = self._config.shared.run.seed
+        model, params = load_model(folder, seed)
+        reference = (
+            load_model(folder, seed)[1] if self._config.own.objective.needs_reference else None
         )
+        self._learner = Learner(model, self._config, reference=reference)
+        self._state = self._learner.new_state(params)
+        if before is None:
+            engine = DecoderEngine(model, self._config.own.inference)
+            engine.warm_up()
+            self._scheduler = Scheduler(
+                engine, load_tokenizer(folder), self._config.own.inference, SystemClock()
+            )
+        else:
+            self._scheduler = before._scheduler
+        self._base = self._scheduler.version + 1
+        """What the engine calls version 0 of this one: its versions only rise."""
+        self._lag, self._kept = lag, deque[Any](maxlen=lag + 1)
         self._prompts = load_prompt_set(self._config.shared.prompts)
-        self._order = PromptOrder(size=len(self._prompts.train), seed=self._config.shared.run.seed)
+        self._order = PromptOrder(size=len(self._prompts.train), seed=seed)
         self._admitted = 0
 
     def update(self, version: int) -> dict[str, float]:
         """Make version ``version + 1``; return seconds per phase and the groups rejected."""
         started = time.perf_counter()
-        self._scheduler.offer_weights(version, f"v{version}", self._state.params)
+        offered = self._offer(version)
         groups: list[Group] = []
         generated = judged = rejected = 0
         while missing := self._config.shared.admission.groups_per_step - len(groups):
             at = time.perf_counter()
-            raw = self._generate([self._task(version) for _ in range(missing)])
+            raw = self._generate([self._next_task(offered) for _ in range(missing)])
             between = time.perf_counter()
             done = [judge_group(group, self._recipe) for group in raw]
             accepted = [group for group in done if group.decision is Decision.ACCEPTED]
@@ -71,7 +105,7 @@ class SingleProcess:
             generated += between - at
             judged += time.perf_counter() - between
         at = time.perf_counter()
-        self._state, _ = self._learner.learn(self._state, groups, version + 1)
+        self._state, learned = self._learner.learn(self._state, groups, version + 1)
         ended = time.perf_counter()
         return {
             "generate": generated,
@@ -79,12 +113,39 @@ class SingleProcess:
             "train": ended - at,
             "total": ended - started,
             "rejected": rejected,
+            "pass_rate": learned.metrics["pass_rate"],
+            "gap": learned.metrics["logprob_gap_mean"],
         }
 
-    def _task(self, version: int) -> GroupTask:
-        run, index = self._config.shared.run, self._admitted
+    def evaluate(self, version: int, problems: int) -> float:
+        """Share of the held-out prompts that the newest parameters answer greedily."""
+        offered = self._base + version
+        self._scheduler.offer_weights(offered, f"v{offered}", self._state.params)
+        sampling = replace(self._config.shared.sampling, n=1, temperature=0.0)
+        held_out = self._prompts.held_out[:problems]
+        tasks = [self._task(p, -1 - i, offered, sampling) for i, p in enumerate(held_out)]
+        done = [judge_group(group, self._recipe) for group in self._generate(tasks)]
+        return float(np.mean([group.judgements[0].task_reward for group in done]))
+
+    def _offer(self, version: int) -> int:
+        """Give the engine the parameters of ``lag`` versions ago; return what it calls them."""
+        offered, params = self._base + version, self._state.params
+        if self._lag:
+            self._kept.append(jax.tree.map(jnp.copy, params))  # the step takes its own over
+            params = self._kept[0]
+        self._scheduler.offer_weights(offered, f"v{offered}", params)
+        return offered
+
+    def _next_task(self, version: int) -> GroupTask:
+        index = self._admitted
         self._admitted += 1
         prompt = self._prompts.train[self._order.at(index)]
+        return self._task(prompt, index, version, self._config.shared.sampling)
+
+    def _task(
+        self, prompt: Prompt, index: int, version: int, sampling: SamplingParams
+    ) -> GroupTask:
+        run = self._config.shared.run
         prompt_id = ids.prompt_id(prompt.messages, prompt.source)
         group_id = ids.group_id(run.name, prompt_id, index)
         return GroupTask(
@@ -94,7 +155,7 @@ class SingleProcess:
             prompt_id=prompt_id,
             prompt_revision=ids.prompt_revision(prompt),
             prompt=prompt,
-            sampling=self._config.shared.sampling,
+            sampling=sampling,
             seed=ids.group_seed(run.seed, group_id),
             min_version=version,
             attempt=1,
@@ -120,7 +181,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--updates", type=int, default=10)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     args = parser.parse_args(argv)
-    process = SingleProcess(args.config, args.set, cache_folder(os.environ))
+    tree = apply_overrides(read_toml(args.config), args.set)
+    process = SingleProcess(tree, args.config, cache_folder(os.environ))
     for version in range(args.updates):
         print(json.dumps(process.update(version)), flush=True)
     return 0
