@@ -25,6 +25,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("pipelines.evaluate_policy:main", "pass@k of a version on held-out prompts"),
     "shards": ("infra.shards.command:main", "list and read a run's committed shards"),
     "weights": ("infra.weights.command:main", "list, check and export a run's versions"),
+    "export": ("infra.weights.export_command:main", "write a version as a Hugging Face folder"),
+    "import": ("trainer.import_model:main", "check a Hugging Face folder and say how to use it"),
     "audit": ("infra.ledger.command:main", "account for every admitted group of a run"),
     "bench": ("benchmarks.command:main", "measure, against a named peer, in one run"),
 }

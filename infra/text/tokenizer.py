@@ -43,6 +43,11 @@ class Tokenizer:
         self.digest: str = _digest(backend.to_str(), template or "", repr(self.eos_ids))
         """Names vocabulary, rules and template; equal digests give equal ids."""
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be encoded."""
+        return self._template is not None
+
     def encode_prompt(self, messages: Sequence[Message]) -> np.ndarray:
         """Return the prompt's ids, int32[P].
 
