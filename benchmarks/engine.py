@@ -35,7 +35,7 @@ from trainer.compile_cache import enable_compile_cache
 from trainer.config import ModelSection
 from trainer.inference_worker.config import InferenceConfig
 from trainer.inference_worker.engine.decoder_engine import DecoderEngine
-from trainer.inference_worker.http.http_backend import SchedulerBackend
+from trainer.inference_worker.http.http_backend import Backend
 from trainer.inference_worker.scheduler import Scheduler
 from trainer.inference_worker.server import WorkerServer
 from trainer.model.params_io import to_named
@@ -171,7 +171,7 @@ class Bench:
 
         def served() -> float:
             scheduler, _ = self.scheduler(slots, count)
-            backend = SchedulerBackend(
+            backend = Backend(
                 scheduler=scheduler, tokenizer=self._tokenizer, model=self._args.model
             )
             return _serve(scheduler, backend, requests_of(count // GROUP, GROUP, name="h"))
@@ -202,9 +202,7 @@ def _products(params: Params, x: jax.Array) -> jax.Array:
     return linear(x, params.get("head", params["embed"]))
 
 
-def _serve(
-    scheduler: Scheduler, backend: SchedulerBackend, requests: list[GenerateRequest]
-) -> float:
+def _serve(scheduler: Scheduler, backend: Backend, requests: list[GenerateRequest]) -> float:
     """Seconds until a client on this machine has all answers."""
     server = WorkerServer("127.0.0.1", 0, backend)
     threads = [threading.Thread(target=run) for run in (server.serve_forever, scheduler.run)]

@@ -106,16 +106,19 @@ WEIGHT_MANIFEST_1 = WeightManifest(
 )
 """What ``weight_manifest.json`` says, which schema 1 wrote."""
 
+GENERATE_REQUEST = GenerateRequest(
+    request_id="request-1",
+    messages=make_task(3).prompt.messages,
+    sampling=SamplingParams(n=2, stop=("###",)),
+    seeds=(11, 12),
+    min_version=2,
+    timeout_secs=30.0,
+)
+"""What ``generate_request.json`` says, which clients without segments wrote."""
+
 RECORDS = {
     "group_task": make_task(3, n=4, version=2, attempt=2),
-    "generate_request": GenerateRequest(
-        request_id="request-1",
-        messages=make_task(3).prompt.messages,
-        sampling=SamplingParams(n=2, stop=("###",)),
-        seeds=(11, 12),
-        min_version=2,
-        timeout_secs=30.0,
-    ),
+    "generate_request_segment": replace(GENERATE_REQUEST, segment_tokens=64, so_far=((4, 5), ())),
     "generate_reply": GenerateReply(
         request_id="request-1",
         prompt_ids=np.array([1, 2, 3], np.int32),

@@ -39,6 +39,8 @@ class FinishReason(StrEnum):
     """End-of-sequence token, or a stop string."""
     LENGTH = "length"
     """``max_new_tokens`` or the engine's context was reached: the rollout is truncated."""
+    SEGMENT = "segment"
+    """Not ended: cut between two tokens, to be continued (``infra.inference.segments``)."""
     ERROR = "error"
     """The engine failed; ids up to here are facts, the rollout is untrainable."""
 
@@ -142,6 +144,16 @@ class GenerateRequest:
     min_version: int
     timeout_secs: float
     """The worker gives up (typed error) when this has passed."""
+    segment_tokens: int = 0
+    """0: whole responses only. Else at most so many new tokens of each, and what is cut short (by
+    this, the deadline, an abort, a worker that stops) is answered as far as it came."""
+    so_far: tuple[tuple[int, ...], ...] = ()
+    """Each sample's response ids from earlier segments, to go on behind; empty: all begin."""
+
+    def __post_init__(self) -> None:
+        if self.segment_tokens < 0 or len(self.so_far) not in (0, self.sampling.n):
+            text = f"segment_tokens = {self.segment_tokens}, so_far of {len(self.so_far)} samples"
+            raise ValueError(f"{text}; at least 0, and none or all {self.sampling.n}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -152,8 +164,9 @@ class Sample:
     """
 
     response_ids: np.ndarray | None
-    """int32[T]"""
+    """int32[T]; of a later segment its own tokens only."""
     response_text: str
+    """Of all tokens, earlier segments' included: characters may lie across a cut."""
     behaviour_logprobs: np.ndarray | None
     """float32[T], of the distribution really sampled from (after top-p/top-k)."""
     raw_logprobs: np.ndarray | None

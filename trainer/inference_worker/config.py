@@ -20,6 +20,9 @@ class InferenceConfig:
     swap: Literal["boundary", "in_flight"] = "boundary"
     """``boundary``: finish running rollouts, then take the new weights (one version per rollout).
     ``in_flight``: between two tokens; versions are then per token."""
+    kv_after_swap: Literal["keep", "recompute"] = "keep"
+    """In flight, what rollouts under way go on with: the keys and values that older weights made,
+    or, after another prefill of all that runs, the new ones' own."""
     prefill_tokens: int = 256
     """Prompt tokens that are prefilled in one call; a longer prompt goes alone, in such pieces."""
     steps_per_call: int = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -12,6 +12,7 @@ import numpy as np
 
 from infra.contracts.errors import InferenceError
 from infra.contracts.records import FinishReason, GenerateReply, GenerateRequest, Sample
+from infra.inference.segments import SEGMENT_MARK
 from trainer.inference_worker.engine.engine_api import Prefix, SlotSampling
 
 
@@ -47,10 +48,29 @@ class Response:
 
     job: Job
     index: int
+    before: tuple[int, ...] = ()
+    """Tokens of earlier segments."""
     ids: list[int] = field(default_factory=list)
     behaviour: list[float] = field(default_factory=list)
     raw: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    prefix: Prefix | None = None
+    """Of all its tokens, between prefill and insertion."""
+
+    @property
+    def context(self) -> np.ndarray:
+        """All tokens up to now, the prompt's included."""
+        return np.array([*self.job.prompt_ids, *self.before, *self.ids], np.int32)
+
+    @property
+    def source(self) -> Response | Job:
+        """Whose ``context`` is prefilled for it: the group's while it has no token of its own."""
+        return self if self.before or self.ids else self.job
+
+    def tail(self, tokens: int) -> list[int]:
+        """The last so many response tokens."""
+        missing = tokens - len(self.ids)
+        return [*self.before[-missing:], *self.ids] if missing > 0 else self.ids[-tokens:]
 
     def take(self, token: int, behaviour: float, raw: float, version: int) -> None:
         """Add one token."""
@@ -61,11 +81,11 @@ class Response:
         if self.job.watch is not None:
             self.job.watch(Drawn(self.index, token, behaviour, raw, version))
 
-    def finish(self, reason: FinishReason, text: str) -> Sample:
+    def finish(self, reason: FinishReason, decoder: TextDecoder) -> Sample:
         """Freeze into the record."""
         return Sample(
             response_ids=np.array(self.ids, np.int32),
-            response_text=text,
+            response_text=decoder.decode([*self.before, *self.ids]),
             behaviour_logprobs=np.array(self.behaviour, np.float32),
             raw_logprobs=np.array(self.raw, np.float32),
             policy_versions=np.array(self.versions, np.int32),
@@ -89,6 +109,18 @@ class Job:
     watch: Watch | None = None
     waiters: int = 1
     """Callers that wait for ``future``; without any the job ends."""
+    stop_reason: str = ""
+    """Why it is to end now, finished or not."""
+
+    @property
+    def context(self) -> np.ndarray:
+        """What all samples begin with."""
+        return self.prompt_ids
+
+    def response(self, index: int) -> Response:
+        """Sample ``index`` before its first token here."""
+        so_far = self.request.so_far
+        return Response(self, index, so_far[index] if so_far else ())
 
     @property
     def done(self) -> bool:
@@ -109,8 +141,27 @@ class Job:
         self.deadline = max(self.deadline, deadline)
         self.waiters += 1
 
+    def belongs_to(self, request_id: str) -> bool:
+        """Whether it is that request, or a later segment of it."""
+        own = self.request.request_id
+        return own == request_id or own.startswith(request_id + SEGMENT_MARK)
+
+    def cut(self, running: Sequence[Response], decoder: TextDecoder) -> bool:
+        """End its samples as far as they came, if the caller takes that and there is a token."""
+        news = bool(self.samples) or any(response.ids for response in running)
+        if not (self.request.segment_tokens and news):
+            return False
+        here = {response.index: response for response in running}
+        for index in range(self.request.sampling.n):
+            if index not in self.samples:
+                response = here.get(index) or self.response(index)
+                self.samples[index] = response.finish(FinishReason.SEGMENT, decoder)
+        return True
+
     def why_late(self, version: int) -> str:
-        """What to say when the deadline has passed under ``version``."""
+        """What to say when it ends unfinished under ``version``."""
+        if self.stop_reason:
+            return self.stop_reason
         given, need = self.request.timeout_secs, self.request.min_version
         if need > version:
             return (
@@ -162,8 +213,11 @@ def finish_reason(response: Response, decoder: TextDecoder, max_len: int) -> Fin
         # Every token is at least one byte, so a stop string that the newest token completes begins
         # within as many tokens as it has bytes.
         window = max(len(stop.encode()) for stop in sampling.stop)
-        tail = decoder.decode(response.ids[-window:])
+        tail = decoder.decode(response.tail(window))
         if any(stop in tail for stop in sampling.stop):
             return FinishReason.STOP
-    full = len(response.job.prompt_ids) + len(response.ids) >= max_len
-    return FinishReason.LENGTH if full or len(response.ids) >= sampling.max_new_tokens else None
+    length = len(response.before) + len(response.ids)
+    if length >= min(sampling.max_new_tokens, max_len - len(response.job.prompt_ids)):
+        return FinishReason.LENGTH
+    limit = response.job.request.segment_tokens
+    return FinishReason.SEGMENT if limit and len(response.ids) >= limit else None

@@ -2,6 +2,7 @@
 
     POST /generate, /v1/generate                  records as JSON (``infra.contracts.json_codec``)
     POST /v1/completions, /v1/chat/completions    OpenAI's, streamed or whole
+    POST /v1/pause, /v1/resume, /v1/abort, /v1/drain    for who is on call
     GET  /healthz, /health, /metrics, /v1/models
 
 Anything wrong with a request is a 4xx with the reason; a full queue is a 429, a stopping, crowded
@@ -32,25 +33,26 @@ class WorkerServer(ThreadingHTTPServer):
     """One thread per connection; connections are kept alive."""
 
     daemon_threads = True
-    request_queue_size = 256
+    request_queue_size = 1024
+    """Connections that wait for the accepting thread, callers that have left among them."""
 
     def __init__(
         self,
         host: str,
         port: int,
-        backend: Backend,
+        backend: Backend | None,
         *,
         limits: HttpLimits | None = None,
         token: str = "",
         clock: Clock | None = None,
         entropy: random.Random | None = None,
     ) -> None:
-        """Bind; ``backend`` may still be under construction until ``serve_forever``.
+        """Bind.
 
         Args:
             host: address to listen on.
             port: 0 takes any free one.
-            backend: the worker.
+            backend: the worker; one that does not exist yet is set before ``serve_forever``.
             limits: how much is taken on.
             token: callers must show it, if it is not empty.
             clock: for latencies.
@@ -80,8 +82,20 @@ class WorkerServer(ThreadingHTTPServer):
             ) from e
 
     def drain(self) -> None:
-        """Turn new requests away from now on; those under way go on."""
+        """Turn new requests away from now on; those under way go on, or are cut if they can be."""
         self.draining = True
+        self.backend.scheduler.cut_segments()
+
+    def stop_serving(self) -> None:
+        """End the process as SIGTERM does, once."""
+        if not self.draining:
+            self.drain()
+            self.backend.drain()
+
+    def health(self) -> dict[str, Any]:
+        """The backend's, while nothing is stopping."""
+        health = self.backend.health()
+        return health | {"status": "draining"} if self.draining else health
 
     def wait_idle(self, secs: float) -> bool:
         """Wait until no request is under way, at most ``secs``; whether none is."""
@@ -114,7 +128,7 @@ class WorkerServer(ThreadingHTTPServer):
 
     def metrics_text(self) -> str:
         """The page ``/metrics``."""
-        return self._metrics.render(self.backend.health(), self.backend.totals, self.connections)
+        return self._metrics.render(self.health(), self.backend.scheduler.totals, self.connections)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the connection a thread; far beyond the limit not even one to refuse it."""

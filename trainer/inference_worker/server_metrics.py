@@ -15,9 +15,12 @@ _TOTALS = {
     "requests": "groups_total",
     "expired": "groups_expired_total",
     "cancelled": "groups_cancelled_total",
+    "aborted": "groups_aborted_total",
+    "segments": "segments_total",
     "steps": "decode_steps_total",
     "busy_secs": "decode_busy_seconds_total",
     "swaps": "weight_swaps_total",
+    "recomputed": "slots_recomputed_total",
 }
 """Field of ``Totals``: metric."""
 _GAUGES = {
@@ -60,6 +63,10 @@ class ServerMetrics:
                 family(name, "gauge", {"": health[member]})
         trouble = health.get("weights", "ok") != "ok"
         family("weights_trouble", "gauge", {"": int(trouble)})
+        family("paused", "gauge", {"": int(bool(health.get("paused")))})
+        family("draining", "gauge", {"": int(health["status"] == "draining")})
+        sync = {f'{{part="{part}"}}': secs for part, secs in health.get("sync_secs", {}).items()}
+        family("weight_sync_seconds", "gauge", sync)
         family("connections", "gauge", {"": connections})
         family(
             "http_requests_total",

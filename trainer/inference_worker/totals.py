@@ -12,17 +12,23 @@ class Totals:
     tokens: int = 0
     """Sampled tokens that reached a response."""
     prompt_tokens: int = 0
-    """Prompt tokens prefilled, once per group."""
+    """Tokens prefilled: of prompts once per group, and of what was begun elsewhere or before."""
     rollouts: int = 0
+    segments: int = 0
+    """Samples that were answered unended."""
     requests: int = 0
     expired: int = 0
     cancelled: int = 0
     """Requests whose callers had all gone."""
+    aborted: int = 0
+    """Groups ended from outside, without an answer."""
     steps: int = 0
     slot_steps: int = 0
     """Slots that were busy, summed over steps."""
     busy_secs: float = 0.0
     swaps: int = 0
+    recomputed: int = 0
+    """Slots whose keys and values were made again after a swap."""
 
 
 def rates(before: Totals, after: Totals, secs: float, slots: int) -> dict[str, float]:

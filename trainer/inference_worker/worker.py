@@ -7,7 +7,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy as np
 from infra.clock import Clock
 from infra.contracts.errors import ConfigError
 from infra.contracts.manifests import WeightManifest
-from infra.contracts.records import GenerateReply, GenerateRequest
 from infra.heartbeats import Heartbeat
 from infra.hints import HintListener, send_hint
 from infra.metrics import MetricsWriter
@@ -26,12 +24,12 @@ from infra.text.tokenizer import load_tokenizer
 from infra.weights.cast import dequantised
 from infra.weights.open_reader import open_reader
 from infra.weights.stored_weights import StoredWeights
-from infra.weights.sync_times import SyncTimes
+from infra.weights.sync_times import PARTS, PREFIX, SyncTimes
 from infra.weights.weight_follower import WeightFollower
 from trainer.compile_cache import enable_compile_cache
 from trainer.config import TrainerConfig
 from trainer.inference_worker.engine.decoder_engine import DecoderEngine
-from trainer.inference_worker.generation_job import Watch
+from trainer.inference_worker.http.http_backend import Backend
 from trainer.inference_worker.http.http_limits import HttpLimits
 from trainer.inference_worker.observer import Observer
 from trainer.inference_worker.scheduler import Scheduler
@@ -74,17 +72,17 @@ class Worker:
         """
         settings = config.own.inference
         # Bind first: a taken port must not cost the user a compilation.
-        self._server = WorkerServer(host, port, self, limits=limits, token=token, clock=clock)
+        self._server = WorkerServer(host, port, None, limits=limits, token=token, clock=clock)
         self._settings, self._clock, self._role, self._store = settings, clock, role, store
         enable_compile_cache(cache)
         folder = resolve_model(config.own.model, cache)
-        self.model = config.shared.run.name
-        self.tokenizer = tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
         self._engine = DecoderEngine(load_config(folder), settings)
         self._tokenizer_digest = tokenizer.digest
         self._heartbeat = Heartbeat(store, role, clock)
         self._metrics = MetricsWriter(store, role, f"{os.getpid()}-{int(clock.now())}", clock)
-        times = SyncTimes(clock, self._metrics.emit)
+        self._sync_secs: dict[str, float] = {}
+        times = SyncTimes(clock, self._synced)
         self._scheduler = Scheduler(
             self._engine, tokenizer, settings, clock, _Observer(role, times)
         )
@@ -97,6 +95,14 @@ class Worker:
             clock=clock,
         )
         self._follower = WeightFollower(weights, self._use, times, clock)
+        self._mailbox: Mailbox = queue.SimpleQueue()
+        self._server.backend = self._backend = Backend(
+            scheduler=self._scheduler,
+            tokenizer=tokenizer,
+            model=config.shared.run.name,
+            more_health=self._more_health,
+            drain=lambda: self._mailbox.put(None),
+        )
 
     @property
     def address(self) -> tuple[str, int]:
@@ -104,23 +110,14 @@ class Worker:
         host, port = self._server.server_address[:2]
         return str(host), int(port)
 
-    @property
-    def totals(self) -> Totals:
-        """What was done so far."""
-        return self._scheduler.totals
+    def _more_health(self) -> dict[str, Any]:
+        return {"weights": self._follower.trouble or "ok", "sync_secs": self._sync_secs}
 
-    def health(self) -> dict[str, Any]:
-        """What ``GET /healthz`` answers."""
-        busy, queued = self._scheduler.load()
-        version = self._scheduler.version
-        return {
-            "status": "ok" if version >= 0 else "waiting for weights",
-            "version": version,
-            "slots": self._settings.slots,
-            "busy": busy,
-            "queued": queued,
-            "weights": self._follower.trouble or "ok",
-        }
+    def _synced(self, row: dict[str, float]) -> None:
+        """A version has produced its first token."""
+        parts = (*PARTS, "sync")
+        self._sync_secs = {part: round(row[f"{PREFIX}{part}_secs"], 6) for part in parts}
+        self._metrics.emit(row)
 
     def _use(self, manifest: WeightManifest, arrays: dict[str, np.ndarray]) -> None:
         """Put a version onto the device, beside the one in use, and offer it."""
@@ -134,27 +131,13 @@ class Worker:
         params = jax.block_until_ready(self._engine.load_params(arrays))
         self._scheduler.offer_weights(manifest.version, manifest.digest, params)
 
-    def submit(
-        self,
-        request: GenerateRequest,
-        *,
-        prompt_ids: np.ndarray | None = None,
-        watch: Watch | None = None,
-    ) -> Future[GenerateReply]:
-        """As ``Scheduler.submit``."""
-        return self._scheduler.submit(request, prompt_ids=prompt_ids, watch=watch)
-
-    def cancel(self, request_id: str, future: Future[GenerateReply]) -> None:
-        """As ``Scheduler.cancel``."""
-        self._scheduler.cancel(request_id, future)
-
     def serve(self, mailbox: Mailbox, pinned: int | None = None) -> None:
         """Serve until something is put into ``mailbox``: None to stop, an exception to raise.
 
         Threads that die put theirs there. To stop is to drain first: what runs is finished within
         ``HttpLimits.drain_secs``, new requests go elsewhere; a second None ends that at once.
         """
-        stopped = threading.Event()
+        self._mailbox, stopped = mailbox, threading.Event()
         # Health checks are answered while we compile; requests queue, there are no weights yet.
         threads = [_start("http", self._server.serve_forever, mailbox)]
         self._heartbeat.beat("compiling")
@@ -210,7 +193,7 @@ class Worker:
             self._beat()
 
     def _beat(self) -> None:
-        health = self.health()
+        health = self._backend.health()
         waiting = "the first weights" if health["version"] < 0 else ""
         if not waiting and not health["busy"]:
             waiting = "newer weights" if health["queued"] else "requests"

@@ -14,11 +14,19 @@ import pytest
 
 from infra.contracts.json_codec import from_json, to_json
 from infra.contracts.manifests import ShardManifest, WeightManifest
+from infra.contracts.records import GenerateRequest
 from infra.contracts.rollout_codec import content_digest, decode_groups, encode_groups
 from infra.shards.shard_reader import read_shard
 from infra.shards.shard_writer import write_shard
 from infra.storage.memory_store import MemoryStore
-from tests.golden_records import FOLDER, GROUPS, RECIPE, RECORDS, WEIGHT_MANIFEST_1
+from tests.golden_records import (
+    FOLDER,
+    GENERATE_REQUEST,
+    GROUPS,
+    RECIPE,
+    RECORDS,
+    WEIGHT_MANIFEST_1,
+)
 
 
 def golden(name: str) -> bytes:
@@ -34,6 +42,10 @@ def test_old_bytes_decode_and_new_encode_equal(name: str) -> None:
 
 def test_a_weight_manifest_of_schema_1_decodes() -> None:
     assert from_json(WeightManifest, golden("weight_manifest.json")) == WEIGHT_MANIFEST_1
+
+
+def test_a_request_from_before_segments_decodes() -> None:
+    assert from_json(GenerateRequest, golden("generate_request.json")) == GENERATE_REQUEST
 
 
 def test_an_old_shard_decodes_and_its_content_digest_is_the_same() -> None:

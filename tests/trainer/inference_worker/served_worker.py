@@ -9,7 +9,7 @@ import numpy as np
 from infra.clock import SystemClock
 from trainer.inference_worker.config import InferenceConfig
 from trainer.inference_worker.engine.counting_engine import CountingEngine
-from trainer.inference_worker.http.http_backend import SchedulerBackend
+from trainer.inference_worker.http.http_backend import Backend
 from trainer.inference_worker.scheduler import Scheduler
 from trainer.inference_worker.server import WorkerServer
 
@@ -52,9 +52,7 @@ class Served:
         if version >= 0:
             self.scheduler.offer_weights(version, "seven", {})
         self.totals = self.scheduler.totals
-        backend = SchedulerBackend(
-            scheduler=self.scheduler, tokenizer=self.tokenizer, model="counting"
-        )
+        backend = Backend(scheduler=self.scheduler, tokenizer=self.tokenizer, model="counting")
         self.server = WorkerServer("127.0.0.1", 0, backend, **server)
         self.address = self.server.server_address[:2]
         self.url = "http://{}:{}".format(*self.address)

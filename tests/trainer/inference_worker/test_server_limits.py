@@ -1,5 +1,6 @@
 """How the server says no: full, crowded, stopping, without weights, left by its caller."""
 
+import dataclasses
 import json
 import re
 import socket
@@ -45,14 +46,14 @@ def first_event(peer):
 
 
 class Held:
-    """A backend whose tokens wait at a gate, once one is drawn."""
+    """A scheduler whose tokens wait at a gate, once one is drawn."""
 
-    def __init__(self, backend):
-        self._backend = backend
+    def __init__(self, scheduler):
+        self._scheduler = scheduler
         self.gate, self.drawn = threading.Event(), threading.Event()
 
     def __getattr__(self, name):
-        return getattr(self._backend, name)
+        return getattr(self._scheduler, name)
 
     def submit(self, request, *, prompt_ids, watch):
         def slowly(token):
@@ -60,7 +61,7 @@ class Held:
             self.drawn.set()
             self.gate.wait(20)
 
-        return self._backend.submit(request, prompt_ids=prompt_ids, watch=slowly)
+        return self._scheduler.submit(request, prompt_ids=prompt_ids, watch=slowly)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -100,7 +101,8 @@ def test_a_full_queue_is_429_with_retry_after():
 
 def test_a_draining_worker_finishes_what_runs_and_takes_nothing_new():
     with Served() as served, ThreadPoolExecutor() as pool:
-        held = served.server.backend = Held(served.server.backend)
+        held = Held(served.scheduler)
+        served.server.backend = dataclasses.replace(served.server.backend, scheduler=held)
         running = pool.submit(served.ask, "/v1/completions", {**SHORT, "stream": True})
         assert held.drawn.wait(20)
         served.server.drain()

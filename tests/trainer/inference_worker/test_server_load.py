@@ -91,7 +91,9 @@ def rush(served, numbers, requests):
 
 
 def test_no_answer_is_lost_or_mixed():
-    with Served(slots=8, max_queue=12, limits=HttpLimits(connections=96)) as served:
+    with Served(
+        slots=8, max_queue=12, limits=HttpLimits(connections=96, retry_secs=0.02)
+    ) as served:
         callers = rush(served, range(24), 8)
         assert sum(c.left for c in callers) > 0
         assert served.totals.swaps > 1

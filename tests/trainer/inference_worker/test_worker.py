@@ -102,14 +102,22 @@ def test_a_worker_answers_follows_and_stops(store, tmp_path):
 
         connection.request("GET", "/healthz")
         health = json.loads(connection.getresponse().read())
+        sync = health.pop("sync_secs")
+        assert min(sync.values()) >= 0 and len(sync) == 7
         assert health == {
             "status": "ok",
             "version": 1,
+            "digest": second.digest,
+            "tokenizer": reply.tokenizer_digest,
             "slots": 8,
             "busy": 0,
             "queued": 0,
+            "paused": "",
             "weights": "ok",
         }
+        connection.request("GET", "/metrics")
+        page = connection.getresponse().read().decode()
+        assert 'headrace_worker_weight_sync_seconds{part="first_token"}' in page
 
         # What waits at SIGTERM is given its time: here until its own deadline.
         last = dataclasses.replace(REQUEST, request_id="last", min_version=2, timeout_secs=2.0)

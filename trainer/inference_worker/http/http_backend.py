@@ -1,70 +1,41 @@
-"""What the server needs of a worker."""
+"""What the server serves: a scheduler with its tokenizer, and what else its health page says."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
-
-from infra.contracts.records import GenerateReply, GenerateRequest
 from infra.text.tokenizer import Tokenizer
-from trainer.inference_worker.generation_job import Watch
 from trainer.inference_worker.scheduler import Scheduler
-from trainer.inference_worker.totals import Totals
-
-
-class Backend(Protocol):
-    """Every method may be called from any thread."""
-
-    tokenizer: Tokenizer
-    totals: Totals
-    model: str
-    """Its name on OpenAI's pages."""
-
-    def submit(
-        self,
-        request: GenerateRequest,
-        *,
-        prompt_ids: np.ndarray | None = None,
-        watch: Watch | None = None,
-    ) -> Future[GenerateReply]:
-        """As ``Scheduler.submit``."""
-
-    def cancel(self, request_id: str, future: Future[GenerateReply]) -> None:
-        """As ``Scheduler.cancel``."""
-
-    def health(self) -> dict[str, Any]:
-        """What ``GET /healthz`` answers; ``version`` is -1 before the first weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerBackend:
-    """A scheduler alone, without a run around it: for measurements and tests."""
+class Backend:
+    """A worker as its pages see it."""
 
     scheduler: Scheduler
     tokenizer: Tokenizer
     model: str = "headrace"
-
-    @property
-    def totals(self) -> Totals:
-        return self.scheduler.totals
-
-    def submit(
-        self,
-        request: GenerateRequest,
-        *,
-        prompt_ids: np.ndarray | None = None,
-        watch: Watch | None = None,
-    ) -> Future[GenerateReply]:
-        return self.scheduler.submit(request, prompt_ids=prompt_ids, watch=watch)
-
-    def cancel(self, request_id: str, future: Future[GenerateReply]) -> None:
-        self.scheduler.cancel(request_id, future)
+    """Its name on OpenAI's pages."""
+    more_health: Callable[[], dict[str, Any]] = field(default=dict)
+    """Further members of the health record."""
+    drain: Callable[[], None] = field(default=lambda: None)
+    """Ends the process once what runs is done."""
 
     def health(self) -> dict[str, Any]:
-        busy, queued = self.scheduler.load()
-        version = self.scheduler.version
-        status = "ok" if version >= 0 else "waiting for weights"
-        return {"status": status, "version": version, "busy": busy, "queued": queued}
+        """What ``GET /healthz`` answers; ``version`` is -1 before the first weights."""
+        scheduler = self.scheduler
+        busy, queued = scheduler.load()
+        version, paused = scheduler.version, scheduler.paused
+        return {
+            "status": "waiting for weights" if version < 0 else "paused" if paused else "ok",
+            "version": version,
+            "digest": scheduler.digest,
+            "tokenizer": self.tokenizer.digest,
+            "slots": scheduler.slots,
+            "busy": busy,
+            "queued": queued,
+            "paused": paused or "",
+            **self.more_health(),
+        }

@@ -20,7 +20,7 @@ import numpy as np
 from infra.contracts.errors import InferenceError
 from infra.contracts.records import GenerateReply, GenerateRequest
 from trainer.inference_worker.generation_job import Drawn
-from trainer.inference_worker.http.http_backend import Backend
+from trainer.inference_worker.scheduler import Scheduler
 
 GRACE_SECS = 5.0
 """How much longer than its deadline a request is waited for: the engine reports lateness itself."""
@@ -33,8 +33,8 @@ class CallerGone(ConnectionError):
 class Call:
     """The groups of one HTTP request. Leaving the context cancels what is unfinished."""
 
-    def __init__(self, backend: Backend, caller: socket.socket) -> None:
-        self._backend, self._caller = backend, caller
+    def __init__(self, scheduler: Scheduler, caller: socket.socket) -> None:
+        self._scheduler, self._caller = scheduler, caller
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._poll = select.poll()
@@ -51,7 +51,7 @@ class Call:
 
     def __exit__(self, *_: object) -> None:
         for request_id, future in self._futures:
-            self._backend.cancel(request_id, future)  # does nothing to a finished one
+            self._scheduler.cancel(request_id, future)  # does nothing to a finished one
         with self._lock:
             self._open = False
             self._bell.close()
@@ -67,7 +67,7 @@ class Call:
         """Queue a group; ``stream``: its tokens are wanted as they are drawn."""
         number = len(self._futures)
         watch = (lambda drawn: self._put(number, drawn)) if stream else None
-        future = self._backend.submit(request, prompt_ids=prompt_ids, watch=watch)
+        future = self._scheduler.submit(request, prompt_ids=prompt_ids, watch=watch)
         self._futures.append((request.request_id, future))
         self._wait_secs = max(self._wait_secs, request.timeout_secs + GRACE_SECS)
         future.add_done_callback(lambda done: self._put(number, done))

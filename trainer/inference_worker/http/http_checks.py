@@ -13,13 +13,15 @@ COLDEST, HOTTEST = 1e-4, 1e4
 """Beyond these a float32 logit over the temperature may overflow, and log-probs turn to NaN."""
 
 
-def parse_record(body: bytes) -> GenerateRequest:
-    """Decode and check a native body. Raises ``Refused``."""
+def parse_record(body: bytes, vocab: int) -> GenerateRequest:
+    """Decode and check a native body; ids must be below ``vocab``. Raises ``Refused``."""
     try:
         request = from_json(GenerateRequest, body)
     except SchemaMismatch as e:
         raise Refused(400, str(e)) from e
     problems = wrong_values(request)
+    if any(not 0 <= token < vocab for ids in request.so_far for token in ids):
+        problems = problems or f"so_far has an id outside [0, {vocab})"
     if problems:
         raise Refused(400, problems)
     return request
@@ -44,6 +46,7 @@ def wrong_values(request: GenerateRequest) -> str:
         (len(sampling.stop) <= 16, f"{len(sampling.stop)} stop strings; at most 16"),
         (all(len(s) <= 256 for s in sampling.stop), "a stop string is longer than 256 characters"),
         (all(map(is_unicode, sampling.stop)), "a stop string is not valid Unicode"),
+        (request.segment_tokens < 2**31, f"segment_tokens = {request.segment_tokens}; too many"),
         (0 < request.timeout_secs <= MAX_TIMEOUT_SECS, "timeout_secs must be in (0, 86400]"),
     )
     return "; ".join(text for ok, text in checks if not ok)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.contracts.errors import InferenceError
 from infra.contracts.json_codec import to_json
-from trainer.inference_worker.http import openai_api
+from trainer.inference_worker.http import control_pages, openai_api
 from trainer.inference_worker.http.http_call import Call
 from trainer.inference_worker.http.http_checks import parse_record
 from trainer.inference_worker.http.http_limits import Refused, check_token, refusal
@@ -26,6 +27,7 @@ CALLER_GONE = 499
 SURPLUS_SECS = 5.0
 """A connection beyond the limit is kept so long for its one refusal."""
 DISCARD_BYTES = 1 << 16
+NATIVE_PAGES = ("/v1/generate", *control_pages.PAGES)
 
 Pages = Mapping[str, Callable[["Handler"], None]]
 
@@ -43,6 +45,7 @@ class Handler(BaseHTTPRequestHandler):
         limits = self.server.limits
         self._surplus = self.server.connections > limits.connections
         self.timeout = SURPLUS_SECS if self._surplus else limits.idle_secs
+        self._again_at = 0.0
         super().setup()
 
     def do_GET(self) -> None:
@@ -55,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer one request; whatever happens is an answer and a count."""
         page = self.path.partition("?")[0]
         known = page in pages
-        self._openai = page.startswith("/v1/") and page != "/v1/generate"
+        self._openai = page.startswith("/v1/") and page not in NATIVE_PAGES
         self._status, self._streaming = CALLER_GONE, False
         self._unread = self._length()
         with self.server.answering(page if known else "other") as done:
@@ -85,9 +88,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(200, self.server.backend.health())
 
     def _health(self) -> None:
-        health = self.server.backend.health()
-        if self.server.draining:
-            health["status"] = "draining"
+        health = self.server.health()
         self._send(200 if health["status"] == "ok" else 503, health)
 
     def _metrics(self) -> None:
@@ -98,8 +99,9 @@ class Handler(BaseHTTPRequestHandler):
         self._send(200, openai_api.models(self.server.backend.model, self.server.created))
 
     def _generate(self) -> None:
-        request = parse_record(self._body())
-        with Call(self.server.backend, self.connection) as call:
+        backend = self.server.backend
+        request = parse_record(self._body(), backend.tokenizer.vocab_size)
+        with Call(backend.scheduler, self.connection) as call:
             call.submit(request)
             self._send(200, to_json(call.replies()[0]))
 
@@ -124,12 +126,19 @@ class Handler(BaseHTTPRequestHandler):
             model=backend.model,
             created=int(server.clock.now()),
         )
-        with Call(backend, self.connection) as call:
+        with Call(backend.scheduler, self.connection) as call:
             openai_api.submit(call, request, backend.model)
             if request.stream:
                 self._stream(openai_api.stream(call, request, shape, backend))
             else:
                 self._send(200, shape.answer(call.replies()))
+
+    def _control(self) -> None:
+        """For who is on call; also answered by a worker that is crowded or stopping."""
+        self._check_token()
+        body = self._read_body() if "Content-Length" in self.headers else b""
+        done = control_pages.PAGES[self.path.partition("?")[0]](self.server, body)
+        self._send(200, self.server.health() | done)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -150,6 +159,9 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             raise Refused(503, f"more than {most} connections; try later", retryable=True)
         self.server.check_open()
+        return self._read_body()
+
+    def _read_body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()) or "Transfer-Encoding" in self.headers:
             self.close_connection = True
@@ -215,10 +227,20 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         headers = {}
         if refused.status in (429, 503) and refused.retryable:
-            headers["Retry_After"] = "1"
+            headers["Retry_After"] = self._hold_who_is_early()
         if refused.status == 401:
             headers["WWW_Authenticate"] = "Bearer"
         self._send(refused.status, body, **headers)
+
+    def _hold_who_is_early(self) -> str:
+        """Keep who comes back before the time it was told until then; return the seconds to tell.
+
+        Hundreds of callers that retry at once would else take the interpreter from the engine.
+        """
+        secs, clock = self.server.limits.retry_secs, self.server.clock
+        clock.wait(min(self._again_at - clock.now(), secs))
+        self._again_at = clock.now() + secs
+        return str(math.ceil(secs))
 
     def _stream(self, events: Iterator[dict[str, Any]]) -> None:
         """Send events as they come. The first is waited for, so early errors have a status."""
@@ -272,4 +294,5 @@ _POST: Pages = {
     "/v1/generate": Handler._generate,
     "/v1/completions": Handler._completions,
     "/v1/chat/completions": Handler._chat,
+    **dict.fromkeys(control_pages.PAGES, Handler._control),
 }

@@ -22,6 +22,8 @@ class HttpLimits:
     """Deadline of a request that names none (OpenAI's)."""
     no_weights_secs: float = 300.0
     """After so long without a first version requests are turned away instead of queued."""
+    retry_secs: float = 1.0
+    """``Retry-After`` of a 429 or 503. A connection that comes back sooner is held until then."""
     drain_secs: float = 20.0
     """What runs at SIGTERM may take so much longer."""
 
