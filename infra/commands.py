@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "control": ("pipelines.controller.main:main", "admit prompts (the controller role)"),
     "rollouts": ("pipelines.stream_rollouts:main", "stream rollouts (the pipeline role)"),
     "serve": ("trainer.inference_worker.main:main", "answer generation requests (inference)"),
+    "worker": ("infra.inference.worker_command:main", "look at, pause, abort or drain a worker"),
     "train": ("trainer.main:main", "consume shards, publish weights (the trainer role)"),
     "sft": ("trainer.sft:main", "supervised warm start for a small model"),
     "evaluate": ("pipelines.evaluate_policy:main", "pass@k of a version on held-out prompts"),

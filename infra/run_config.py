@@ -160,6 +160,14 @@ class EndpointConfig:
     """0: the launcher picks a free one."""
     request_timeout_secs: float = 60.0
     retries: int = 4
+    hedge_share: float = 0.0
+    """Of several workers: at most this share of requests, the slowest, is sent to a second one too,
+    and the first answer is taken. 0: none."""
+    hedge_quantile: float = 0.95
+    """A request is slow that takes longer than this share of the recent ones."""
+    segment_tokens: int = 0
+    """Ask for responses in segments of so many tokens: one that its worker gives up is continued
+    by another, and weights may change between segments. 0: whole."""
 
     def __post_init__(self) -> None:
         checks = (
@@ -170,6 +178,9 @@ class EndpointConfig:
                 f"request_timeout_secs = {self.request_timeout_secs}; must be positive",
             ),
             (self.retries >= 0, f"retries = {self.retries}; at least 0"),
+            (0 <= self.hedge_share <= 1, f"hedge_share = {self.hedge_share}; in [0, 1]"),
+            (0 < self.hedge_quantile < 1, f"hedge_quantile = {self.hedge_quantile}; in (0, 1)"),
+            (self.segment_tokens >= 0, f"segment_tokens = {self.segment_tokens}; at least 0"),
         )
         problems = [text for ok, text in checks if not ok]
         if problems:

@@ -66,6 +66,9 @@ def stage_settings(
         incarnation=f"{os.getpid()}-{int(SystemClock().now() * 1000)}",
         request_timeout_secs=shared.endpoint.request_timeout_secs,
         retries=shared.endpoint.retries,
+        hedge_share=shared.endpoint.hedge_share,
+        hedge_quantile=shared.endpoint.hedge_quantile,
+        segment_tokens=shared.endpoint.segment_tokens,
         client_threads=options.pipeline.client_threads,
         flush_groups=options.pipeline.flush_groups,
     )

@@ -18,6 +18,7 @@ from infra.clock import Clock, SystemClock
 from infra.contracts.ids import content_id
 from infra.hints import send_hint
 from infra.inference.client import InferenceClient
+from infra.inference.hedging import HedgeConfig
 from infra.inference.open_client import open_client
 from infra.metrics import MetricsWriter
 from infra.storage.object_store import ObjectStore
@@ -41,6 +42,9 @@ class StageSettings:
     """Names this process' life in metrics."""
     request_timeout_secs: float = 60.0
     retries: int = 4
+    hedge_share: float = 0.0
+    hedge_quantile: float = 0.95
+    segment_tokens: int = 0
     trainable: bool = False
     """Whether the rollouts are for a trainer: what could not be trained on is refused."""
     client_threads: int = 32
@@ -99,12 +103,15 @@ def install_parts(settings: StageSettings, parts: Parts) -> None:
 def build_parts(settings: StageSettings) -> Parts:
     """Open what the settings name. Raises ``ConfigError`` where something cannot be."""
     store, clock = open_store(settings.store_url), SystemClock()
+    quantile, share = settings.hedge_quantile, settings.hedge_share
     return Parts(
         client=open_client(
             settings.endpoint,
             threads=settings.client_threads,
             retries=settings.retries,
             trainable=settings.trainable,
+            hedge=HedgeConfig(quantile=quantile, share=share) if share else None,
+            segment_tokens=settings.segment_tokens,
         ),
         recipe=build_recipe(settings.recipe),
         store=store,

@@ -150,11 +150,6 @@ class GenerateRequest:
     so_far: tuple[tuple[int, ...], ...] = ()
     """Each sample's response ids from earlier segments, to go on behind; empty: all begin."""
 
-    def __post_init__(self) -> None:
-        if self.segment_tokens < 0 or len(self.so_far) not in (0, self.sampling.n):
-            text = f"segment_tokens = {self.segment_tokens}, so_far of {len(self.so_far)} samples"
-            raise ValueError(f"{text}; at least 0, and none or all {self.sampling.n}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:

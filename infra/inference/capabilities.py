@@ -41,10 +41,15 @@ class Capabilities:
     token_ids: bool
     logprobs: LogprobMeaning
     versions: VersionMeaning
+    segments: bool = False
+    """Whether it answers unended responses and goes on behind them (``segments``)."""
 
 
 NATIVE = Capabilities(
-    token_ids=True, logprobs=LogprobMeaning.BOTH, versions=VersionMeaning.PER_TOKEN
+    token_ids=True,
+    logprobs=LogprobMeaning.BOTH,
+    versions=VersionMeaning.PER_TOKEN,
+    segments=True,
 )
 
 
@@ -60,6 +65,7 @@ def weakest(capabilities: Iterable[Capabilities]) -> Capabilities:
         token_ids=all(c.token_ids for c in found),
         logprobs=last(LogprobMeaning, "logprobs"),
         versions=last(VersionMeaning, "versions"),
+        segments=all(c.segments for c in found),
     )
 
 

@@ -16,6 +16,7 @@ from infra.contracts.records import FinishReason, GenerateReply, GenerateRequest
 from infra.inference.capabilities import NATIVE
 
 LOGPROB = -0.5
+LONGEST_GROUP = 64
 
 
 class FakeInferenceClient:
@@ -78,20 +79,30 @@ class FakeInferenceClient:
         )
 
     def _sample(self, request: GenerateRequest, index: int, version: int) -> Sample:
-        text, reason = self._respond(request, index), FinishReason.STOP
+        before = "".join(map(chr, request.so_far[index])) if request.so_far else ""
+        text, reason = self._response(request, index, before), FinishReason.STOP
         ends = [text.find(stop) + len(stop) for stop in request.sampling.stop if stop in text]
         text = text[: min(ends)] if ends else text
         if len(text) > request.sampling.max_new_tokens:
             text, reason = text[: request.sampling.max_new_tokens], FinishReason.LENGTH
-        logprobs = np.full(len(text), LOGPROB, np.float32)
+        ends_at = len(before) + (request.segment_tokens or len(text))
+        if ends_at < len(text):
+            text, reason = text[:ends_at], FinishReason.SEGMENT
+        new = text[len(before) :]
+        logprobs = np.full(len(new), LOGPROB, np.float32)
         return Sample(
-            response_ids=_token_ids(text),
+            response_ids=_token_ids(new),
             response_text=text,
             behaviour_logprobs=logprobs,
             raw_logprobs=logprobs,
-            policy_versions=np.full(len(text), version, np.int32),
+            policy_versions=np.full(len(new), version, np.int32),
             finish_reason=reason,
         )
+
+    def _response(self, request: GenerateRequest, index: int, before: str) -> str:
+        """Later segments ask for some of the samples: from ``index`` on, the one that fits."""
+        texts = (self._respond(request, i) for i in range(index, index + LONGEST_GROUP))
+        return next(text for text in texts if text.startswith(before))
 
 
 def _token_ids(text: str) -> np.ndarray:

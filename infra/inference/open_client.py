@@ -10,6 +10,7 @@ from infra.contracts.records import SamplingParams
 from infra.inference.capabilities import untrainable
 from infra.inference.client import InferenceClient
 from infra.inference.fake_client import FakeInferenceClient
+from infra.inference.hedging import HedgeConfig
 from infra.inference.native_worker import NativeWorker
 from infra.inference.openai_address import parse_address
 from infra.inference.openai_worker import OpenAiWorker
@@ -24,7 +25,13 @@ SAMPLES_PER_REQUEST = 8
 
 
 def open_client(
-    endpoint: str, *, threads: int = 32, retries: int = 4, trainable: bool = False
+    endpoint: str,
+    *,
+    threads: int = 32,
+    retries: int = 4,
+    trainable: bool = False,
+    hedge: HedgeConfig | None = None,
+    segment_tokens: int = 0,
 ) -> InferenceClient:
     """Return a client for one or several addresses, separated by commas.
 
@@ -36,6 +43,8 @@ def open_client(
         threads: Requests under way at a time, per worker.
         retries: Attempts after the first for unusable answers.
         trainable: Refuse replies that could not be trained on.
+        hedge: Send slow requests to a second worker too.
+        segment_tokens: Ask for segments of so many tokens, where all can; 0: whole responses.
 
     Our workers are shown ``HEADRACE_WORKER_TOKEN``.
 
@@ -49,7 +58,13 @@ def open_client(
     if twice:
         raise ConfigError(f"endpoint '{twice[0]}' is given twice")
     workers = [_worker(url, threads, trainable) for url in urls]
-    return PooledClient(workers, threads=threads * len(workers), retries=retries)
+    return PooledClient(
+        workers,
+        threads=threads * len(workers),
+        retries=retries,
+        hedge=hedge,
+        segment_tokens=segment_tokens,
+    )
 
 
 def require_trainable(client: InferenceClient, sampling: SamplingParams) -> None:

@@ -26,6 +26,7 @@ from infra.contracts.records import GenerateReply, GenerateRequest
 from infra.inference.capabilities import weakest
 from infra.inference.hedging import HedgeBudget, HedgeConfig
 from infra.inference.reply_checks import check_reply
+from infra.inference.segments import Segments
 from infra.inference.worker import AttemptError, Busy, Call, Failed, Unreachable, Worker
 from infra.inference.worker_roster import Standing, WorkerRoster
 
@@ -51,6 +52,8 @@ class PooledClient:
         clock: For deadlines and backoff.
         jitter: Randomness of the backoff and of choices between equals.
         hedge: Send slow requests twice; None: never.
+        segment_tokens: Ask for responses in segments of so many tokens, where all workers can: what
+            a worker that stops, or is too slow, has of one is continued by the next. 0: whole.
         wait: How to wait for one of several attempts.
     """
 
@@ -63,9 +66,11 @@ class PooledClient:
         clock: Clock | None = None,
         jitter: random.Random | None = None,
         hedge: HedgeConfig | None = None,
+        segment_tokens: int = 0,
         wait: Wait = _wait,
     ) -> None:
         self.capabilities = weakest(worker.capabilities for worker in workers)
+        self._segment_tokens = segment_tokens if self.capabilities.segments else 0
         self._retries = retries
         self._clock = clock or SystemClock()
         self._jitter = jitter or random.Random()
@@ -94,6 +99,15 @@ class PooledClient:
             standing.worker.close()
 
     def _generate(self, request: GenerateRequest, deadline: float) -> GenerateReply:
+        """One answer, or one segment after the other, each from whoever has room."""
+        if not self._segment_tokens or request.segment_tokens:
+            return self._answer(request, deadline)
+        segments = Segments(request, self._segment_tokens)
+        while not segments.done:
+            segments.add(self._answer(segments.next_request(), deadline))
+        return segments.reply()
+
+    def _answer(self, request: GenerateRequest, deadline: float) -> GenerateReply:
         """Attempt after attempt; see the module's docstring for the order."""
         tries = _Tries(request=request, deadline=deadline, retries=self._retries)
         pause, started = FIRST_WAIT_SECS, self._clock.now()

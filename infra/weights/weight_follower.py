@@ -38,7 +38,8 @@ class WeightFollower:
 
     Args:
         weights: where versions come from.
-        take: puts one to use; it may refuse by raising ``ConfigError``, which ends the follower.
+        take: puts one to use; it may refuse by raising ``ConfigError``. A refused first version
+            ends the follower; later the one in use stays, and the refused one is not tried again.
         times: notes when a version was seen and fetched.
         clock: spaces the attempts.
     """
@@ -46,6 +47,7 @@ class WeightFollower:
     def __init__(self, weights: WeightReader, take: Take, times: SyncTimes, clock: Clock) -> None:
         self._weights, self._take, self._times, self._clock = weights, take, times, clock
         self._rest_secs, self._failed_at, self._failed_version = 0.0, 0.0, -1
+        self._refused_version = -1
         self.version = -1
         """The newest version handed over."""
         self.trouble = ""
@@ -59,7 +61,8 @@ class WeightFollower:
         seen_at = self._clock.now()
         try:
             latest = self._weights.latest()
-            if latest is None or latest.version <= self.version:
+            known = max(self.version, self._refused_version)
+            if latest is None or latest.version <= known:
                 return False
             if latest.version == self._failed_version and self._resting(seen_at):
                 return False
@@ -71,7 +74,15 @@ class WeightFollower:
             return False
         if newest is None:
             return False
-        self._hand_over(newest, seen_at)
+        try:
+            self._hand_over(newest, seen_at)
+        except ConfigError as e:
+            if self.version < 0:
+                raise
+            self.failures += 1
+            self._refused_version = newest.manifest.version
+            self._rest(f"version {newest.manifest.version} is refused: {e}")
+            return False
         return True
 
     def pin(self, version: int, store: ObjectStore) -> None:

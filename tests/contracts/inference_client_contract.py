@@ -13,6 +13,7 @@ from infra.contracts.records import GenerateRequest, SamplingParams
 from infra.inference.capabilities import VersionMeaning, untrainable
 from infra.inference.fake_client import FakeInferenceClient
 from infra.inference.rollouts import request_for, rollouts_from_reply
+from infra.inference.segments import Segments
 from tests.builders import make_task
 
 ANSWERS = ("7\n", "seven, or so it seems", "\u00e9\U0001f600\x00")
@@ -86,6 +87,17 @@ class InferenceClientContract:
 
     def test_the_default_sampling_can_be_trained_on(self, client):
         assert not untrainable(client.capabilities, make_request().sampling)
+
+    def test_segments_join_to_the_whole(self, client):
+        if not client.capabilities.segments:
+            return
+        request = make_request()
+        segments, asked = Segments(request, 2), 0
+        while not segments.done:
+            segments.add(client.submit(segments.next_request()).result())
+            asked += 1
+        assert to_json(segments.reply()) == to_json(client.submit(request).result())
+        assert asked == 3  # five tokens, two at a time
 
     def test_a_closed_client_takes_nothing(self, client):
         client.close()

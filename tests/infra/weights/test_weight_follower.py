@@ -121,18 +121,31 @@ def test_a_store_that_is_gone_costs_nothing_but_time():
     assert bench.taken == [0, 1] and bench.follower.trouble == ""
 
 
-def test_whoever_refuses_a_version_ends_the_follower():
-    bench = Bench()
+def test_a_refused_first_version_ends_the_follower_a_later_one_is_left_alone():
+    bench, tried = Bench(), []
 
-    def refuse(manifest, arrays):
-        raise ConfigError("made with another tokenizer")
+    def take(manifest, arrays):
+        tried.append(manifest.version)
+        if manifest.version in refused:
+            raise ConfigError("made with another tokenizer")
 
     bench.follower = WeightFollower(
-        StoredWeights(bench.store, "test", clock=bench.clock), refuse, bench.times, bench.clock
+        StoredWeights(bench.store, "test", clock=bench.clock), take, bench.times, bench.clock
     )
+    refused = {0, 1}
     bench.publish(0)
     with pytest.raises(ConfigError, match="another tokenizer"):
         bench.follower.poll()
+    refused = {1}
+    assert bench.follower.poll()
+    bench.publish(1)
+    for _ in range(3):
+        assert not bench.follower.poll()
+        bench.clock.wait(100.0)
+    assert bench.follower.trouble == "version 1 is refused: made with another tokenizer"
+    bench.publish(2)
+    assert bench.follower.poll() and bench.follower.trouble == ""
+    assert tried == [0, 0, 1, 2]
 
 
 def test_the_whole_way_of_a_version_is_timed_by_part():

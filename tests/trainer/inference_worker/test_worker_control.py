@@ -212,5 +212,3 @@ def test_what_leaves_nothing_to_draw_is_refused(so_far, message):
     with pytest.raises(InferenceError, match=message) as caught:
         Bench().scheduler.submit(dataclasses.replace(asked, so_far=(so_far,)))
     assert not caught.value.retryable
-    with pytest.raises(ValueError, match="so_far of 2 samples"):
-        dataclasses.replace(asked, so_far=((1,), (2,)))

@@ -46,7 +46,11 @@ def wrong_values(request: GenerateRequest) -> str:
         (len(sampling.stop) <= 16, f"{len(sampling.stop)} stop strings; at most 16"),
         (all(len(s) <= 256 for s in sampling.stop), "a stop string is longer than 256 characters"),
         (all(map(is_unicode, sampling.stop)), "a stop string is not valid Unicode"),
-        (request.segment_tokens < 2**31, f"segment_tokens = {request.segment_tokens}; too many"),
+        (0 <= request.segment_tokens < 2**31, "segment_tokens must be in [0, 2^31)"),
+        (
+            len(request.so_far) in (0, sampling.n),
+            f"so_far of {len(request.so_far)} samples for n = {sampling.n}; none or all",
+        ),
         (0 < request.timeout_secs <= MAX_TIMEOUT_SECS, "timeout_secs must be in (0, 86400]"),
     )
     return "; ".join(text for ok, text in checks if not ok)

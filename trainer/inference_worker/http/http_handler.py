@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
     # --- pages ----------------------------------------------------------------------------------
 
     def _healthz(self) -> None:
-        self._send(200, self.server.backend.health())
+        self._send(200, self.server.health())
 
     def _health(self) -> None:
         health = self.server.health()
