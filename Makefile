@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN_DIR ?= runs/demo
+PEERS ?= .venv-peers
 
-.PHONY: demo tiny test lint sweep bench clean
+.PHONY: demo tiny test lint sweep bench bench-peers clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Headrace needs Python 3.11 or newer; this is %d.%d. Name another: make PYTHON=python3.12 ..." % v[:2])'
@@ -30,6 +31,15 @@ sweep: $(VENV)/.installed  ## long exhaustive runs, with results written down in
 
 bench: $(VENV)/.installed
 	$(BIN)/headrace bench loop
+
+# One environment each: they want different versions of the same libraries. 7 GB, of which 5 are torch
+# (its wheel does not start without CUDA's libraries); llama.cpp is compiled, minutes on two cores.
+bench-peers: $(foreach peer,transformers llamacpp tunix,$(PEERS)/$(peer)/.installed)  ## what bench engine compares with
+
+$(PEERS)/%/.installed: benchmarks/peers/%.txt
+	$(PYTHON) -m venv $(PEERS)/$*
+	CMAKE_ARGS="-DGGML_NATIVE=ON" $(PEERS)/$*/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis *.egg-info

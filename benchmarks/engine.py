@@ -2,7 +2,8 @@
 
 Groups of 8 with the prompt and answer lengths of GSM8K (answers divided by 8, so that all arms fit
 into minutes). Ratios of one run, medians over repeats, arms in turn. The floor of a step is its
-matrix products alone, by the same library on the same shapes.
+matrix products alone, by the same library on the same shapes. Other people's engines: ``make
+bench-peers`` and ``engine_peers``.
 """
 
 from __future__ import annotations
@@ -12,34 +13,32 @@ import json
 import os
 import statistics
 import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.engine_peers import CASES, against_peers
+from benchmarks.engine_peers import HEADLINE as GROUP_HEADLINE
 from benchmarks.engine_workload import (
     ANSWER_TOKENS,
     PlannedLengths,
     answer,
     lengths_of,
     requests_of,
+    secs_of,
+    served_secs,
 )
 from infra.clock import SystemClock
-from infra.contracts.records import GenerateRequest
-from infra.inference.http_client import HttpInferenceClient
 from infra.text.tokenizer import load_tokenizer
 from trainer.compile_cache import enable_compile_cache
 from trainer.config import ModelSection
 from trainer.inference_worker.config import InferenceConfig
 from trainer.inference_worker.engine.decoder_engine import DecoderEngine
-from trainer.inference_worker.http.http_backend import Backend
 from trainer.inference_worker.scheduler import Scheduler
-from trainer.inference_worker.server import WorkerServer
 from trainer.model.params_io import to_named
-from trainer.model.pretrained import cache_folder, load_model, resolve_model
+from trainer.model.pretrained import SMOLLM2_FILE, cache_folder, load_model, resolve_model
 from trainer.model.transformer import Params, linear
 
 GROUP = 8
@@ -55,16 +54,18 @@ class Bench:
         enable_compile_cache(cache)
         folder = resolve_model(ModelSection(source=args.model), cache)
         self._args = args
+        self.folder, self.dtype = folder, args.dtype
+        self.gguf = cache / "downloads" / SMOLLM2_FILE
         self._model, params = load_model(folder, 0)
         self._named = to_named(jax.tree.map(jnp.array, params))
-        self._tokenizer = load_tokenizer(folder)
+        self.tokenizer = load_tokenizer(folder)
         self._engines: dict[int, DecoderEngine] = {}
 
     def engine(self, slots: int) -> DecoderEngine:
         """An engine that has compiled all it needs."""
         if slots not in self._engines:
             engine = self._new_engine(slots)
-            secs = _secs(lambda: list(engine.warm_up()))
+            secs = secs_of(lambda: list(engine.warm_up()))
             print(f"  {slots} slots compiled: {secs:.0f} s", file=sys.stderr, flush=True)
             self._engines = {slots: engine}  # one at a time: caches are large
         return self._engines[slots]
@@ -78,11 +79,14 @@ class Bench:
     def _settings(self, slots: int) -> InferenceConfig:
         return InferenceConfig(slots=slots, max_len=self._args.max_len, dtype=self._args.dtype)
 
-    def scheduler(self, slots: int, count: int, **how: bool) -> tuple[Scheduler, PlannedLengths]:
-        """A fresh scheduler whose sample i ends as planned."""
-        lengths = lengths_of(ANSWER_TOKENS, count, seed=2, divisor=self._args.divisor)
-        planned = PlannedLengths(self.engine(slots), lengths, self._tokenizer.eos_ids, **how)
-        scheduler = Scheduler(planned, self._tokenizer, self._settings(slots), SystemClock())
+    def scheduler(
+        self, slots: int, lengths: int | Sequence[int], **how: bool
+    ) -> tuple[Scheduler, PlannedLengths]:
+        """A fresh scheduler whose sample i ends as planned; a number: so many usual lengths."""
+        if isinstance(lengths, int):
+            lengths = lengths_of(ANSWER_TOKENS, lengths, seed=2, divisor=self._args.divisor)
+        planned = PlannedLengths(self.engine(slots), lengths, self.tokenizer.eos_ids, **how)
+        scheduler = Scheduler(planned, self.tokenizer, self._settings(slots), SystemClock())
         scheduler.offer_weights(planned.version + 1, "bench", self.params)
         return scheduler, planned
 
@@ -121,18 +125,21 @@ class Bench:
 
         def continuous() -> float:
             scheduler, _ = self.scheduler(slots, count)
-            return _secs(lambda: answer(scheduler, requests_of(count // GROUP, GROUP, name="c")))
+            return secs_of(lambda: answer(scheduler, requests_of(count // GROUP, GROUP, name="c")))
 
         def static(plain: bool) -> float:
             scheduler, _ = self.scheduler(slots, count, plain=plain)
             requests, width = requests_of(count // GROUP, GROUP, name="s"), slots // GROUP
-            return _secs(
+            return secs_of(
                 lambda: [answer(scheduler, requests[i : i + width])
                          for i in range(0, len(requests), width)]
             )  # fmt: skip
 
-        arms = self._arms(
-            continuous=continuous, static=lambda: static(True), compacted=lambda: static(False)
+        arms = self.arms(
+            self._args.repeats,
+            continuous=continuous,
+            static=lambda: static(True),
+            compacted=lambda: static(False),
         )
         tokens = sum(lengths_of(ANSWER_TOKENS, count, seed=2, divisor=self._args.divisor))
         return {
@@ -144,16 +151,16 @@ class Bench:
     def groups(self) -> dict:
         """Tokens per second, one prefill per group against one per sample."""
         found = {}
-        for slots in self._args.slots:
+        for slots in (slots for slots in self._args.slots if slots <= HEADLINE):
             count = max(2 * slots, 32)
             tokens = sum(lengths_of(ANSWER_TOKENS, count, seed=2, divisor=self._args.divisor))
 
             def run(shared: bool, slots: int = slots, count: int = count) -> float:
                 scheduler, _ = self.scheduler(slots, count, apart=not shared)
                 requests = requests_of(count // GROUP, GROUP, name="g", shared=shared)
-                return _secs(lambda: answer(scheduler, requests))
+                return secs_of(lambda: answer(scheduler, requests))
 
-            arms = self._arms(shared=lambda: run(True), apart=lambda: run(False))
+            arms = self.arms(self._args.repeats, shared=lambda: run(True), apart=lambda: run(False))
             found[slots] = {arm: round(tokens / secs, 1) for arm, secs in arms.items()}
         return found
 
@@ -165,32 +172,39 @@ class Bench:
         def bare() -> float:
             scheduler, planned = self.scheduler(slots, count)
             requests = requests_of(count // GROUP, GROUP, name="b")
-            secs = _secs(lambda: answer(scheduler, requests))
+            secs = secs_of(lambda: answer(scheduler, requests))
             shares.append(planned.secs / secs)
             return secs
 
         def served() -> float:
             scheduler, _ = self.scheduler(slots, count)
-            backend = Backend(
-                scheduler=scheduler, tokenizer=self._tokenizer, model=self._args.model
-            )
-            return _serve(scheduler, backend, requests_of(count // GROUP, GROUP, name="h"))
+            requests = requests_of(count // GROUP, GROUP, name="h")
+            return served_secs(scheduler, self.tokenizer, requests)
 
-        arms = self._arms(bare=bare, served=served)
+        arms = self.arms(self._args.repeats, bare=bare, served=served)
         return {
             "secs": {arm: round(secs, 3) for arm, secs in arms.items()},
             "server_overhead": round(arms["served"] / arms["bare"] - 1, 4),
             "engine_share": round(statistics.median(shares), 4),
         }
 
-    def _arms(self, **arms: Callable[[], float]) -> dict[str, float]:
+    def arms(self, repeats: int, **arms: Callable[[], float]) -> dict[str, float]:
         """Median seconds of each, taken in turn."""
         secs: dict[str, list[float]] = {arm: [] for arm in arms}
-        for _ in range(self._args.repeats):
+        for _ in range(repeats):
             for arm, run in arms.items():
                 secs[arm].append(run())
                 print(f"  {arm}: {secs[arm][-1]:.2f} s", file=sys.stderr, flush=True)
         return {arm: statistics.median(values) for arm, values in secs.items()}
+
+    def peers(self) -> dict:
+        """The group workload beside other people's engines, by dtype."""
+        found = {}
+        for dtype in self._args.dtypes:
+            settings = argparse.Namespace(**vars(self._args) | {"dtype": dtype})
+            bench = self if dtype == self.dtype else Bench(settings)
+            found[dtype] = against_peers(bench, settings)
+        return found
 
 
 def _products(params: Params, x: jax.Array) -> jax.Array:
@@ -202,30 +216,6 @@ def _products(params: Params, x: jax.Array) -> jax.Array:
     return linear(x, params.get("head", params["embed"]))
 
 
-def _serve(scheduler: Scheduler, backend: Backend, requests: list[GenerateRequest]) -> float:
-    """Seconds until a client on this machine has all answers."""
-    server = WorkerServer("127.0.0.1", 0, backend)
-    threads = [threading.Thread(target=run) for run in (server.serve_forever, scheduler.run)]
-    client = HttpInferenceClient("http://{}:{}".format(*server.server_address[:2]))
-    for thread in threads:
-        thread.start()
-    try:
-        return _secs(lambda: [f.result() for f in [client.submit(r) for r in requests]])
-    finally:
-        client.close()
-        scheduler.stop()
-        server.shutdown()
-        server.server_close()
-        for thread in threads:
-            thread.join()
-
-
-def _secs(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
 def _medians(count: int, **arms: Callable[[], object]) -> dict[str, float]:
     """Median seconds of each, in blocks in turn; the first call is left out."""
     for work in arms.values():
@@ -233,7 +223,7 @@ def _medians(count: int, **arms: Callable[[], object]) -> dict[str, float]:
     secs: dict[str, list[float]] = {arm: [] for arm in arms}
     for _ in range(3):
         for arm, work in arms.items():
-            secs[arm] += [_secs(work) for _ in range(count)]
+            secs[arm] += [secs_of(work) for _ in range(count)]
     return {arm: statistics.median(values) for arm, values in secs.items()}
 
 
@@ -241,7 +231,8 @@ def _ms(secs: float) -> float:
     return round(secs * 1e3, 2)
 
 
-PARTS = ("floor", "batching", "groups", "server")
+DTYPES = ("float32", "bfloat16")
+PARTS = ("floor", "batching", "groups", "server", "peers")
 
 
 def main(argv: list[str]) -> int:
@@ -249,12 +240,17 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="headrace bench engine", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"default all: {', '.join(PARTS)}")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--slots", type=int, nargs="+", default=[8, 32, 96])
     parser.add_argument("--max-len", type=int, default=256)
     parser.add_argument("--divisor", type=int, default=8, help="of the answers' lengths")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--peers", default=".venv-peers", help="where make bench-peers put them")
+    parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES, help="beside peers")
+    parser.add_argument("--cases", nargs="+", default=["32x8"], choices=CASES)
+    parser.add_argument("--group-divisor", type=int, default=8, help="as --divisor, beside peers")
+    parser.add_argument("--group-repeats", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     unknown = [name for name in args.parts if name not in PARTS]
@@ -272,10 +268,12 @@ def main(argv: list[str]) -> int:
 
 def summary(found: dict[str, dict]) -> dict[str, float | None]:
     """The figures of the aims; null for what was not measured and for peers that are not there."""
+    groups = found.get("peers", {}).get("float32", {}).get(GROUP_HEADLINE, {})
+    over = groups.get("over_ours", {})
     return {
-        "vs_transformers": None,
-        "vs_tunix": None,
-        "vs_llamacpp": None,
+        "vs_transformers": over.get("transformers"),
+        "vs_tunix": over.get("tunix"),
+        "vs_llamacpp": over.get("llamacpp"),
         "fraction_of_floor": found.get("floor", {}).get(HEADLINE, {}).get("fraction_of_floor"),
         "continuous_over_static": found.get("batching", {}).get("continuous_over_static"),
         "server_overhead": found.get("server", {}).get("server_overhead"),
