@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.engine_peers import CASES, against_peers
+from benchmarks.engine_peers import CASES, PEERS, against_peers
 from benchmarks.engine_peers import HEADLINE as GROUP_HEADLINE
 from benchmarks.engine_workload import (
     ANSWER_TOKENS,
@@ -247,6 +247,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--peers", default=".venv-peers", help="where make bench-peers put them")
+    parser.add_argument("--against", nargs="+", default=PEERS, choices=PEERS, metavar="PEER")
     parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES, help="beside peers")
     parser.add_argument("--cases", nargs="+", default=["32x8"], choices=CASES)
     parser.add_argument("--group-divisor", type=int, default=8, help="as --divisor, beside peers")

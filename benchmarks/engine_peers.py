@@ -97,7 +97,7 @@ def loaded_peers(args: argparse.Namespace, bench: Bench) -> Iterator[list[Peer]]
     options = ["--model", str(bench.folder), "--gguf", str(bench.gguf), "--dtype", bench.dtype]
     options += ["--max-len", str(args.max_len), "--threads", str(len(os.sched_getaffinity(0)))]
     try:
-        for name in PEERS:
+        for name in args.against:
             python = place / name / "bin" / "python"
             if not python.is_file():
                 print(f"  {name}: not installed (make bench-peers)", file=sys.stderr, flush=True)

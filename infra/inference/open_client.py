@@ -11,6 +11,7 @@ from infra.inference.capabilities import untrainable
 from infra.inference.client import InferenceClient
 from infra.inference.fake_client import FakeInferenceClient
 from infra.inference.hedging import HedgeConfig
+from infra.inference.jetstream_worker import SCHEME, JetStreamWorker
 from infra.inference.native_worker import NativeWorker
 from infra.inference.openai_address import parse_address
 from infra.inference.openai_worker import OpenAiWorker
@@ -37,6 +38,8 @@ def open_client(
 
     An address is ``http://host:port`` (our worker) or ``openai+http://host:port/v1?model=NAME``
     (``openai_address``); ``fake:``, alone, makes rollouts up.
+
+    JetStream servers are ``jetstream_worker``'s.
 
     Args:
         endpoint: The addresses.
@@ -81,6 +84,8 @@ def require_trainable(client: InferenceClient, sampling: SamplingParams) -> None
 def _worker(url: str, threads: int, trainable: bool) -> Worker:
     if url.startswith("http://"):
         return NativeWorker(url, token=read_token(WORKER))
+    if url.startswith(SCHEME + "://"):
+        return JetStreamWorker(url, trainable=trainable, threads=threads * SAMPLES_PER_REQUEST)
     if not url.startswith("openai+"):
         raise ConfigError(
             f"endpoint '{url}': give http://host:port, openai+http://host:port/v1?model=NAME, or "
