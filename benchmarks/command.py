@@ -13,6 +13,7 @@ BENCHMARKS = {
     "loop": "the whole loop against the same update done in one process",
     "objectives": "how each objective learns the tiny task, fresh and stale, corrected or not",
     "trainer": "a training step against torch, against padded rows, against its matrix products",
+    "worker-load": "two hundred callers of one worker, swaps, pauses, callers that leave",
     "storage": "weights, deltas, the weight server, shards, polling, each against a plain peer",
 }
 
@@ -20,11 +21,11 @@ BENCHMARKS = {
 def main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: headrace bench NAME [--json] ...\n")
-        print("\n".join(f"  {name:<10} {text}" for name, text in BENCHMARKS.items()))
+        print("\n".join(f"  {name:<11} {text}" for name, text in BENCHMARKS.items()))
         return 0
     if argv[0] not in BENCHMARKS:
         raise ConfigError(f"no benchmark '{argv[0]}'; {nearest(argv[0], BENCHMARKS)}")
-    return importlib.import_module(f"benchmarks.{argv[0]}").main(argv[1:])
+    return importlib.import_module(f"benchmarks.{argv[0].replace('-', '_')}").main(argv[1:])
 
 
 if __name__ == "__main__":
