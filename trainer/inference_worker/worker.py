@@ -199,6 +199,8 @@ class Worker:
             waiting = "newer weights" if health["queued"] else "requests"
             if health["queued"] and self._follower.trouble:
                 waiting = f"newer weights ({self._follower.trouble})"
+        if health["paused"]:
+            waiting = f"a resume (paused, {health['paused']})"
         numbers = {key: health[key] for key in ("version", "busy", "queued", "slots")}
         self._heartbeat.beat("waiting" if waiting else "decoding", waiting, **numbers)
 
