@@ -115,10 +115,15 @@ class Bench:
         return Catalogue(requests=requests, answers=answers)
 
 
-def measure(load: Load) -> dict[str, object]:
-    """Run it; ``problems`` says in words what is off."""
-    bench = Bench(load)
-    catalogue = bench.catalogue()
+def measure(
+    load: Load, bench: Bench | None = None, catalogue: Catalogue | None = None
+) -> dict[str, object]:
+    """Run it, on a worker made for it if none is given; ``problems`` says what is off.
+
+    Afterwards the worker is stopped.
+    """
+    bench = bench or Bench(load)
+    catalogue = catalogue or bench.catalogue()
     limits = HttpLimits(connections=4 * load.callers)
     backend = Backend(scheduler=bench.scheduler, tokenizer=Digits())
     server = WorkerServer("127.0.0.1", 0, backend, limits=limits)

@@ -56,6 +56,9 @@ def test_the_smallest_configuration():
         ("endpoint", {"request_timeout_secs": 0}, "must be positive"),
         ("endpoint", {"retries": -1}, "retries = -1; at least 0"),
         ("endpoint", {"host": ""}, "host is empty"),
+        ("endpoint", {"hedge_share": 1.5}, "hedge_share = 1.5; in [0, 1]"),
+        ("endpoint", {"hedge_quantile": 1}, "hedge_quantile = 1.0; in (0, 1)"),
+        ("endpoint", {"segment_tokens": -1}, "segment_tokens = -1; at least 0"),
     ],
 )
 def test_bad_values_are_named(section, values, words):

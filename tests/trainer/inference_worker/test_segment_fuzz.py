@@ -10,7 +10,7 @@ from benchmarks.worker_load import WEIGHTS, Bench, Load, measure
 from infra.contracts.errors import InferenceError
 from infra.inference.segments import Segments
 
-LOAD = Load(slots=4, max_queue=64)
+LOAD = Load(secs=3.0, callers=24, slots=4, max_queue=12, swap_secs=0.3, pause_secs=0.7)
 CLOSEST = 2e-5
 """Log-probs after a prefill of what was drawn token by token before; the tokens are the same."""
 
@@ -129,7 +129,7 @@ def test_recomputed_keys_are_those_of_the_new_weights(bench, catalogue, kv):
         scheduler._settings = settings
 
 
-def test_a_short_load_loses_and_mixes_nothing():
-    found = measure(Load(secs=3.0, callers=16, slots=4, max_queue=8, swap_secs=0.3, pause_secs=0.7))
+def test_a_short_load_loses_and_mixes_nothing(bench, catalogue):  # the last: it stops the worker
+    found = measure(LOAD, bench, catalogue)
     assert found["problems"] == []
     assert found["answered"] > 16 and found["swaps"] > 3 and found["left_over"] == 0
