@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import jax
@@ -62,7 +63,7 @@ class Checkpoints:
         said = asdict(progress)
         said[_CHECKSUM] = _checksum(state, said)
         args = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(said)
+            state=ocp.args.StandardSave(_fields(state)), progress=ocp.args.JsonSave(said)
         )
         with self._naming(progress.version):
             self._manager.save(progress.version, args=args, force=True)
@@ -89,16 +90,17 @@ class Checkpoints:
         if version is None:
             return None
         args = ocp.args.Composite(
-            state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore()
+            state=ocp.args.StandardRestore(_fields(like)), progress=ocp.args.JsonRestore()
         )
         with self._naming(version):
             found = self._manager.restore(version, args=args)
+            saved = TrainState(**found.state)
             checksum = found.progress.pop(_CHECKSUM, None)  # older checkpoints have none
-            if checksum not in (None, _checksum(found.state, found.progress)):
+            if checksum not in (None, _checksum(saved, found.progress)):
                 raise ValueError("its content does not match its checksum")
             progress = Progress(**found.progress)
         # Fresh buffers: what Orbax hands out may alias memory of its own, and the step donates.
-        state = jax.tree.map(lambda leaf: leaf.copy(), found.state)
+        state = jax.tree.map(lambda leaf: leaf.copy(), saved)
         return state, progress
 
     def wait(self) -> None:
@@ -127,6 +129,12 @@ class _Naming:
             raise StorageError(
                 f"checkpoint {self._name}: {error}; delete that folder to go on from the one before"
             ) from error
+
+
+def _fields(state: TrainState) -> dict[str, Any]:
+    """What is there, by name: a checkpoint without a critic is one from before there were any."""
+    named = {field.name: getattr(state, field.name) for field in fields(state)}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _checksum(state: TrainState, progress: Mapping[str, object]) -> int:

@@ -21,13 +21,15 @@ from infra.contracts.errors import HeadraceError, SchemaMismatch
 from infra.contracts.records import Group, Verdict
 from trainer.batch import Batch
 from trainer.config import TrainerConfig
-from trainer.credit import TrainingSequence, global_denominator, training_sequences
+from trainer.credit import global_denominator, training_sequences
+from trainer.critic import Critic
 from trainer.model.config import ModelConfig
 from trainer.model.transformer import Params, init_params
 from trainer.objective.registry import build_objective
 from trainer.optimizer import build_optimizer
-from trainer.packing import PackingConfig, gather, pack, scatter
-from trainer.policy_credit import TokenValues, penalised_advantages
+from trainer.optimizer_call import OptimizerCall
+from trainer.packing import PackingConfig, pack
+from trainer.policy_credit import gae_advantages, penalised_advantages, token_penalties
 from trainer.preference import preference_advantages
 from trainer.state import TrainState, new_state
 from trainer.step import StepMetrics, StepSettings, build_token_logprobs, build_train_step
@@ -81,10 +83,13 @@ class Learner:
         )
         self._train_step = build_train_step(settings)
         self._token_logprobs = build_token_logprobs(settings)
+        self._critic = Critic(model, own) if own.objective.needs_critic else None
 
     def new_state(self, params: Params) -> TrainState:
         """State of version 0; takes ``params`` over."""
-        return new_state(params, self._optimizer, self._config.shared.run.seed)
+        critic = None if self._critic is None else self._critic.new(params)
+        state = new_state(params, self._optimizer, self._config.shared.run.seed)
+        return state.replace(critic=critic)
 
     def state_shapes(self) -> TrainState:
         """Shapes and dtypes of a state, nothing allocated."""
@@ -103,11 +108,16 @@ class Learner:
         started = self._timer()
         calls = self._calls(groups, step)
         packed = self._timer()
-        self._before_the_step(state.params, calls)
+        self._before_the_step(state, calls)
         done, facts = [], []
         for call in calls:
             batch, of_call = self._before_the_call(state.params, call)
-            state, metrics = self._train_step(state, batch)
+            critic = state.critic
+            state, metrics = self._train_step(state.replace(critic=None), batch)
+            if self._critic is not None:
+                critic, loss = self._critic.step(critic, batch, call.returns, call.values)
+                of_call["critic_loss"] = loss
+            state = state.replace(critic=critic)
             done.append(metrics)
             facts.append(of_call)
         done = jax.device_get(done)
@@ -122,7 +132,7 @@ class Learner:
             )
         return state, Learned(metrics=metrics, seconds=seconds)
 
-    def _calls(self, groups: Sequence[Group], step: int) -> list[_Call]:
+    def _calls(self, groups: Sequence[Group], step: int) -> list[OptimizerCall]:
         """One packed batch per optimizer call; credit is given over the whole step."""
         objective, count = self._config.own.objective, self._config.own.training.minibatches
         _check_vocabulary(groups, self.model.vocab)
@@ -139,67 +149,60 @@ class Learner:
                 step=step,
                 on_policy=start == 0,
             )
-            calls.append(_Call(members, batch))
+            calls.append(OptimizerCall(members, batch))
         return calls
 
-    def _before_the_step(self, params: Params, calls: Sequence[_Call]) -> None:
-        """Log-probs of the reference and of pi_old, and the credit that needs them."""
+    def _before_the_step(self, state: TrainState, calls: Sequence[OptimizerCall]) -> None:
+        """Log-probs of the reference and of pi_old, values, and the credit that needs them."""
         objective = self._config.own.objective
         penalised = bool(objective.kl_coef) and objective.kl_in == "reward"
         for i, call in enumerate(calls):
+            found = {}
             if objective.needs_reference:
-                call.batch = call.batch.replace(
-                    reference_logprobs=self._token_logprobs(self._reference, call.batch)
-                )
+                found["reference_logprobs"] = self._token_logprobs(self._reference, call.batch)
             if i > 0 or penalised:
-                call.batch = call.batch.replace(
-                    old_logprobs=self._token_logprobs(params, call.batch)
-                )
+                found["old_logprobs"] = self._token_logprobs(state.params, call.batch)
+            call.batch = call.batch.replace(**found)
+            if self._critic is not None:
+                call.values = self._critic.values(state.critic["params"], call.batch)
+        if penalised or self._critic is not None:
+            self._credit(calls, penalised)
+
+    def _credit(self, calls: Sequence[OptimizerCall], penalised: bool) -> None:
+        """Advantages of the whole step together, as whitening wants them."""
+        objective = self._config.own.objective
+        groups = [group for call in calls for group in call.groups]
+        penalties = [[np.zeros(s.response_ids.size) for s in group] for group in groups]
         if penalised:
             old, reference = (
-                [group for call in calls for group in call.values(name)]
+                [group for call in calls for group in call.named(name)]
                 for name in ("old_logprobs", "reference_logprobs")
             )
-            members = [group for call in calls for group in call.groups]
-            found = iter(penalised_advantages(members, objective, old, reference))
+            penalties = token_penalties(groups, objective.kl_coef, old, reference)
+        if self._critic is None:
+            found = iter(penalised_advantages(groups, objective, penalties))
             for call in calls:
                 call.credit([next(found) for _ in call.groups])
+            return
+        values = [group for call in calls for group in call.scattered(call.values)]
+        advantages, returns = map(iter, gae_advantages(groups, objective, penalties, values))
+        for call in calls:
+            call.credit([next(advantages) for _ in call.groups])
+            call.returns = call.gathered([next(returns) for _ in call.groups])
 
-    def _before_the_call(self, params: Params, call: _Call) -> tuple[Batch, dict[str, float]]:
+    def _before_the_call(
+        self, params: Params, call: OptimizerCall
+    ) -> tuple[Batch, dict[str, float]]:
         """Credit that changes with every update: preferences. Its metrics, too."""
         objective = self._config.own.objective
         if not objective.preference:
             return call.batch, {}
         theta = call.scattered(self._token_logprobs(params, call.batch))
         found, facts = preference_advantages(
-            call.groups, objective, theta, call.values("reference_logprobs")
+            call.groups, objective, theta, call.named("reference_logprobs")
         )
         call.credit(found)
         return call.batch, facts
-
-
-@dataclass(slots=True)
-class _Call:
-    """One optimizer call: its groups' sequences, and the batch they are packed into."""
-
-    groups: list[list[TrainingSequence]]
-    batch: Batch
-
-    def values(self, name: str) -> TokenValues:
-        """A field of the batch by group, sequence and token."""
-        return self.scattered(getattr(self.batch, name))
-
-    def scattered(self, values: jax.Array) -> TokenValues:
-        flat = iter(scatter(self.batch, np.asarray(values), self._sequences()))
-        return [[next(flat) for _ in group] for group in self.groups]
-
-    def credit(self, advantages: TokenValues) -> None:
-        """Put these advantages into the batch."""
-        flat = [values for group in advantages for values in group]
-        self.batch = self.batch.replace(advantages=gather(self.batch, flat))
-
-    def _sequences(self) -> list[TrainingSequence]:
-        return [s for group in self.groups for s in group]
 
 
 def _check_vocabulary(groups: Sequence[Group], vocab: int) -> None:

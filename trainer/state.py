@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,8 @@ class TrainState:
     """int32: the version these parameters are, or will be once its last optimizer call is done."""
     optimizer_step: jax.Array
     """int32: optimizer calls made so far."""
+    critic: dict[str, Any] | None = None
+    """``params`` and ``opt_state`` of the critic (``trainer.critic``), if there is one."""
 
 
 def new_state(params: Params, optimizer: optax.GradientTransformation, seed: int) -> TrainState:

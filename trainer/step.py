@@ -111,10 +111,10 @@ def build_token_logprobs(settings: StepSettings) -> Callable[[Params, Batch], ja
 
     def token_logprobs(params: Params, batch: Batch) -> jax.Array:
         def body(k: jax.Array, out: jax.Array) -> jax.Array:
-            theta, _ = target_logprobs(params, _micro(batch, k), settings)
+            theta, _ = target_logprobs(params, micro_batch(batch, k), settings)
             return out.at[k].set(theta)
 
-        return _each_micro_batch(batch, body, jnp.zeros(batch.targets.shape, jnp.float32))
+        return each_micro_batch(batch, body, jnp.zeros(batch.targets.shape, jnp.float32))
 
     return jax.jit(token_logprobs)
 
@@ -144,7 +144,7 @@ def accumulate(
     gradient = jax.grad(loss, has_aux=True)
 
     def body(k: jax.Array, total: tuple) -> tuple:
-        grads, (sums, kept) = gradient(params, _micro(batch, k))
+        grads, (sums, kept) = gradient(params, micro_batch(batch, k))
         added = jax.tree.map(jnp.add, total, (grads, sums, kept))
         return (
             added[0],
@@ -153,11 +153,11 @@ def accumulate(
         )
 
     if batch.tokens.shape[0] == 1:
-        grads, (sums, kept) = gradient(params, _micro(batch, 0))
+        grads, (sums, kept) = gradient(params, micro_batch(batch, 0))
         return grads, sums, kept
     zeros = jax.tree.map(jnp.zeros_like, params)
     nothing = LossSums(*(jnp.zeros((), jnp.float32),) * len(LossSums._fields))
-    return _each_micro_batch(batch, body, (zeros, nothing, jnp.zeros((), jnp.float32)))
+    return each_micro_batch(batch, body, (zeros, nothing, jnp.zeros((), jnp.float32)))
 
 
 def target_logprobs(
@@ -209,13 +209,13 @@ def target_logprobs(
 PER_BATCH = ("denominator", "micro_batches", "step", "on_policy")
 
 
-def _micro(batch: Batch, k: jax.Array | int) -> Batch:
+def micro_batch(batch: Batch, k: jax.Array | int) -> Batch:
     """Micro-batch k, without the leading axis."""
     fields = batch.__dataclass_fields__
     return batch.replace(**{n: getattr(batch, n)[k] for n in fields if n not in PER_BATCH})
 
 
-def _each_micro_batch(batch: Batch, body: Callable, start: object) -> object:
+def each_micro_batch(batch: Batch, body: Callable, start: object) -> object:
     """Fold ``body(k, carry)`` over the real micro-batches."""
     if batch.tokens.shape[0] == 1:
         return body(0, start)

@@ -58,6 +58,7 @@ def policy_of(prompt):
     [
         {"name": "grpo", "entropy_coef": 1e-3},
         {"name": "aipo"},
+        {"name": "ppo", "critic_lr": 1e-2, "kl_coef": 0.01},
         {"name": "rloo", "kl_coef": 0.01},
         {"name": "cispo", "kl_coef": 0.01},
         {"name": "kto", "beta": 1.0},

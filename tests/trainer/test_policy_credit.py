@@ -8,7 +8,12 @@ import numpy as np
 
 from tests.trainer.sequences import make_sequences
 from trainer.objective.config import ObjectiveConfig
-from trainer.policy_credit import penalised_advantages
+from trainer.policy_credit import (
+    gae,
+    gae_advantages,
+    penalised_advantages,
+    token_penalties,
+)
 
 
 def make_group(rewards, masks):
@@ -36,7 +41,8 @@ REFERENCE = [[np.where(s.loss_mask, 0.0, np.nan) for s in group] for group in GR
 
 def found(**settings):
     config = ObjectiveConfig(kl_in="reward", **settings)
-    return penalised_advantages(GROUPS, config, OLD, REFERENCE)
+    penalties = token_penalties(GROUPS, config.kl_coef, OLD, REFERENCE)
+    return penalised_advantages(GROUPS, config, penalties)
 
 
 def test_distillation_rewards_each_token_for_the_teachers_opinion():
@@ -64,3 +70,38 @@ def test_reinforce_pp_whitens_returns_to_go_over_the_step():
         for v, s in zip(*pair, strict=True)
     ]
     np.testing.assert_allclose(np.concatenate(got), expected, rtol=1e-6)
+
+
+def test_gae_is_the_sum_of_discounted_errors():
+    """By the definition, not the recursion."""
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=6), rng.normal(size=6)
+    advantages, returns = gae(rewards, values, 0.9, 0.8)
+    v = np.append(values, 0.0)
+    deltas = rewards + 0.9 * v[1:] - v[:-1]
+    expected = [sum((0.9 * 0.8) ** (j - t) * deltas[j] for j in range(t, 6)) for t in range(6)]
+    np.testing.assert_allclose(advantages, expected)
+    np.testing.assert_allclose(returns, advantages + values)
+
+
+def test_gae_with_lambda_one_is_return_minus_value():
+    rewards, values = np.array([0.0, 0.5, 1.0]), np.array([0.3, -0.2, 0.1])
+    advantages, returns = gae(rewards, values, 1.0, 1.0)
+    np.testing.assert_allclose(returns, [1.5, 1.5, 1.0])
+    np.testing.assert_allclose(advantages, returns - values)
+
+
+def test_gae_over_a_step_skips_what_is_not_trained():
+    config = ObjectiveConfig(name="ppo", gae_lambda=1.0, eps=1e-9)
+    nothing = [[np.zeros(s.response_ids.size) for s in group] for group in GROUPS]
+    values = [[np.where(s.loss_mask, 0.25, np.nan) for s in group] for group in GROUPS]
+    advantages, returns = gae_advantages(GROUPS, config, nothing, values)
+    np.testing.assert_allclose(returns[0][0], [1, 1, 0])  # masked: 0, never NaN
+    flat = [
+        a[s.loss_mask]
+        for p in zip(GROUPS, advantages, strict=True)
+        for s, a in zip(*p, strict=True)
+    ]
+    every = np.concatenate(flat)
+    np.testing.assert_allclose([every.mean(), every.std()], [0, 1], atol=1e-9)
+    assert advantages[0][0][0] > advantages[0][1][0]

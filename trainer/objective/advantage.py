@@ -14,6 +14,7 @@ best_margin     the best alone: R_1st - R_2nd                          GRPO-pass
 none            A_i = R_i                                              plain REINFORCE
 accepted        1 if R_i > accept_above, else 0                        rejection fine-tuning
 one, zero       the same for all                                       SFT; distillation
+gae             from a critic's values, see ``gae``                    PPO, 1506.02438
 ==============  =====================================================  ==========================
 
 Equal rewards give exactly zero: float32 rewards need not have a float32 mean that equals them, so
@@ -42,8 +43,9 @@ AdvantageKind = Literal[
     "accepted",
     "one",
     "zero",
+    "gae",
 ]
-ALONE = ("batch", "none", "accepted", "one", "zero")
+ALONE = ("batch", "none", "accepted", "one", "zero", "gae")
 """Kinds that compare a trajectory with no sibling."""
 
 
@@ -94,8 +96,10 @@ def group_advantages(
     [1.0, -0.3333, -0.3333, -0.3333]
     """
     r = np.asarray(rewards, np.float64)
-    if kind in ("none", "one", "zero"):
-        return {"none": r, "one": np.ones_like(r), "zero": np.zeros_like(r)}[kind]
+    if kind in ("zero", "gae"):  # of gae, until the critic's values are there
+        return np.zeros_like(r)
+    if kind in ("none", "one"):
+        return r if kind == "none" else np.ones_like(r)
     if r.size == 0 or np.all(r == r[0]):
         return np.zeros_like(r)
     centred = r - r.mean()

@@ -10,6 +10,8 @@ from infra.contracts.errors import ConfigError
 from trainer.objective.advantage import AdvantageKind, check_group_size
 from trainer.objective.recipes import KNOBS, RECIPES, Aggregation, Recipe
 
+POSITIVE = ("clip_low", "clip_high", "beta", "value_clip", "critic_lr")
+
 
 def refuse(*checks: tuple[bool, str]) -> None:
     """Raise ``ValueError`` with the text of every check that is false."""
@@ -46,6 +48,14 @@ class ObjectiveConfig:
     """Ratio to pi_old (``reinforce``)."""
     beta: float | None = None
     """Strength of the implicit KL (``dpo``, ``kto``)."""
+    gamma: float | None = None
+    """Discount of a token (``ppo``)."""
+    gae_lambda: float | None = None
+    """1: returns minus values; 0: one step ahead (``ppo``)."""
+    value_clip: float | None = None
+    """How far a value moves within a step before its loss stops falling (``ppo``)."""
+    critic_lr: float | None = None
+    """Learning rate of the critic (``ppo``), with the optimizer's schedule."""
     behaviour_correction: Literal["auto", "on", "off", "never"] = "auto"
     """Weight tokens by pi_old / mu. ``auto``: as soon as max_lag >= 1, unless the objective's own
     ratio is taken against mu. ``off`` is refused then; ``never`` is for ablations."""
@@ -78,8 +88,15 @@ class ObjectiveConfig:
         refuse(
             *(
                 (value is None or value > 0, f"{key} = {value}; must be positive")
-                for key, value in ((k, getattr(self, k)) for k in ("clip_low", "clip_high", "beta"))
+                for key, value in ((k, getattr(self, k)) for k in POSITIVE)
             ),
+            *(
+                (value is None or 0 <= value <= 1, f"{key} = {value}; must be in [0, 1]")
+                for key, value in (("gamma", self.gamma), ("gae_lambda", self.gae_lambda))
+            ),
+            ((self.advantage == "gae") == (self.gamma is not None),
+             f"advantage = '{self.advantage}' with name = '{self.name}'; "
+             "'gae' goes with 'ppo' and only with it"),
             (self.dual_clip is None or self.dual_clip > 1,
              f"dual_clip = {self.dual_clip}; must be greater than 1"),
             (self.cap is None or self.cap >= 1, f"cap = {self.cap}; at least 1"),
@@ -129,6 +146,11 @@ class ObjectiveConfig:
     def needs_reference(self) -> bool:
         """Whether a second set of parameters is read."""
         return bool(self.kl_coef) or bool(self.preference)
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether values are learned beside the policy."""
+        return self.advantage == "gae"
 
     @property
     def reads_behaviour(self) -> bool:

@@ -15,6 +15,7 @@ from trainer.objective.advantage import AdvantageKind
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "prompt_mean", "fixed"]
 KNOBS = ("clip_low", "clip_high", "dual_clip", "cap", "quadratic", "importance", "beta")
+KNOBS += ("gamma", "gae_lambda", "value_clip", "critic_lr")
 """Constants that only some objectives have."""
 
 
@@ -54,6 +55,12 @@ RECIPES: dict[str, Recipe] = {
     "lite_ppo": Recipe(surrogate="grpo:Grpo", advantage="mean_batch_std", knobs=PPO),
     "decoupled_ppo": Recipe(
         surrogate="grpo:Grpo", advantage="mean_std", knobs=PPO, correction="on", behaviour_cap=5.0
+    ),
+    "ppo": Recipe(
+        surrogate="grpo:Grpo",
+        advantage="gae",
+        knobs=PPO | {"gamma": 1.0, "gae_lambda": 0.95, "value_clip": 0.2, "critic_lr": 1e-5},
+        kl_in="reward",
     ),
     "reinforce_pp": Recipe(surrogate="grpo:Grpo", advantage="batch", knobs=PPO, kl_in="reward"),
     "gspo": Recipe(

@@ -18,7 +18,7 @@ def test_every_recipe_builds_and_writes_down_its_constants(name):
     surrogate = build_objective(config, 1).surrogate
     for knob, value in RECIPES[name].knobs.items():
         assert getattr(config, knob) == value
-        if knob != "beta":
+        if knob not in ("beta", "gamma", "gae_lambda", "value_clip", "critic_lr"):
             assert getattr(surrogate, knob) == value
     assert None not in (config.advantage, config.aggregation, config.kl_estimator)
 
@@ -37,6 +37,8 @@ def test_every_recipe_builds_and_writes_down_its_constants(name):
         ({"reference": "folder"}, "nothing uses one; set kl_coef"),
         ({"behaviour_floor": 2.0}, "behaviour_floor = 2.0"),
         ({"advantage": "median"}, "must be one of"),
+        ({"name": "grpo", "advantage": "gae"}, "'gae' goes with 'ppo' and only with it"),
+        ({"name": "ppo", "gamma": 1.5}, "gamma = 1.5; must be in [0, 1]"),
         ({"kl_coef": -1.0}, "kl_coef = -1.0"),
     ],
 )
