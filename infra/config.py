@@ -119,11 +119,14 @@ def _coerce(value: Any, hint: Any) -> Any:
 
 
 def _coerce_items(value: Any, origin: type, args: tuple[Any, ...]) -> Any:
-    """The items of a ``tuple[T, ...]`` or ``dict[str, T]``."""
+    """The items of a ``tuple[T, ...]``, ``tuple[T, U]`` or ``dict[str, T]``."""
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise TypeError("expected a list")
-        return tuple(_coerce(item, args[0]) for item in value)
+        if args[-1] is not Ellipsis and len(value) != len(args):
+            raise TypeError(f"expected a list of {len(args)} items")
+        hints = args[:1] * len(value) if args[-1] is Ellipsis else args
+        return tuple(map(_coerce, value, hints))
     if not isinstance(value, dict):
         raise TypeError("expected a table")
     return {key: _coerce(item, args[1]) for key, item in value.items()}

@@ -117,9 +117,11 @@ GENERATE_REQUEST = GenerateRequest(
 """What ``generate_request.json`` says, which clients without segments wrote."""
 
 RECORDS = {
-    "group_task": make_task(3, n=4, version=2, attempt=2),
-    "generate_request_segment": replace(GENERATE_REQUEST, segment_tokens=64, so_far=((4, 5), ())),
-    "generate_reply": GenerateReply(
+    "group_task_v2": make_task(3, n=4, version=2, attempt=2),
+    "generate_request_segment_v2": replace(
+        GENERATE_REQUEST, segment_tokens=64, so_far=((4, 5), ())
+    ),
+    "generate_reply_v2": GenerateReply(
         request_id="request-1",
         prompt_ids=np.array([1, 2, 3], np.int32),
         samples=(_SAMPLE,),
@@ -128,9 +130,9 @@ RECORDS = {
         dtype="float32",
         tokenizer_digest="tokenizer",
     ),
-    "group_undecided": make_group(2, decision=None),
-    "group_failed": make_group(3, decision=Decision.FAILED),
-    "group_rich": _rich_group(),
+    "group_undecided_v2": make_group(2, decision=None),
+    "group_failed_v2": make_group(3, decision=Decision.FAILED),
+    "group_rich_v2": _rich_group(),
     "shard_manifest": _MANIFEST,
     "weight_manifest_delta": replace(
         WEIGHT_MANIFEST_1,
@@ -198,10 +200,37 @@ RECORDS = {
 }
 
 
+BEFORE_SAMPLING_OPTIONS = [name for name in RECORDS if name.endswith("_v2")]
+"""Records that sampling options grew: the files without ``_v2`` say the same without them."""
+
+OPTIONS = SamplingParams(
+    n=3,
+    max_new_tokens=8,
+    min_p=0.05,
+    min_new_tokens=2,
+    stop_token_ids=(7,),
+    ignore_eos=True,
+    banned_token_ids=(3, 5),
+    logit_bias=((9, -1.5),),
+    max_thinking_tokens=16,
+    thinking_marks=("<think>", "</think>"),
+)
+GROUPS_2 = (
+    replace(
+        GROUPS[1],
+        rollouts=tuple(replace(r, sampling=OPTIONS) for r in GROUPS[1].rollouts),
+    ),
+    GROUPS[0],
+)
+"""A shard of schema version 2."""
+_MANIFEST_2 = write_shard(_STORE, GROUPS_2, recipe_digest=RECIPE, now=1.5)
+
+
 def _write_missing() -> None:
     schema = encode_groups(()).schema
     files = {f"{name}.json": to_json(record) for name, record in RECORDS.items()}
     files["shard-v1.parquet"] = _STORE.read(_MANIFEST.data_key)
+    files["shard-v2.parquet"] = _STORE.read(_MANIFEST_2.data_key)
     files["schema-v1.txt"] = "".join(f"{f.name}: {f.type}\n" for f in schema).encode()
     for name, data in files.items():
         if not (FOLDER / name).exists():

@@ -40,6 +40,12 @@ SAMPLING = st.builds(
     top_p=st.floats(0.001, 1),
     top_k=st.integers(0, 100),
     stop=st.lists(TEXT.filter(bool), max_size=2).map(tuple),
+    min_p=st.floats(0, 1),
+    stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=2).map(tuple),
+    ignore_eos=st.booleans(),
+    logit_bias=st.lists(
+        st.tuples(st.integers(0, 99), st.floats(-100, 100)), max_size=2, unique_by=lambda b: b[0]
+    ).map(tuple),
 )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from infra.contracts.sampling_params import SamplingParams
+
 SCHEMA_VERSION = 1
 
 
@@ -80,35 +82,6 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How a group is sampled. Part of every rollout."""
-
-    n: int = 8
-    """Rollouts per group."""
-    max_new_tokens: int = 64
-    temperature: float = 1.0
-    """0 means greedy; log-probs are then those of temperature 1."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 means no limit."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a response; the token that completes one is kept in the ids and text."""
-
-    def __post_init__(self) -> None:
-        checks = (
-            (self.n >= 1, f"n = {self.n}; at least 1 is needed"),
-            (self.max_new_tokens >= 1, f"max_new_tokens = {self.max_new_tokens}; at least 1"),
-            (self.temperature >= 0, f"temperature = {self.temperature}; must be >= 0"),
-            (0 < self.top_p <= 1, f"top_p = {self.top_p}; must be in (0, 1]"),
-            (self.top_k >= 0, f"top_k = {self.top_k}; must be >= 0 (0 = no limit)"),
-            (all(self.stop), "stop holds an empty string; give non-empty strings"),
-        )
-        problems = [text for ok, text in checks if not ok]
-        if problems:
-            raise ValueError("; ".join(problems))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTask:
     """One admission: the message from the controller to the pipeline, for all n samples."""
 
@@ -169,6 +142,9 @@ class Sample:
     policy_versions: np.ndarray | None
     """int32[T], the version that sampled each token."""
     finish_reason: FinishReason
+    loss_mask: np.ndarray | None = None
+    """bool[T], false where a token was forced, not sampled: both log-probs are 0 there. None: all
+    were sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

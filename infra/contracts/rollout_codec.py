@@ -39,11 +39,14 @@ from infra.contracts.records import (
 from infra.contracts.rollout_schema import (
     GROUP_COLUMNS,
     JUDGEMENT_COLUMNS,
+    OPTIONS_COLUMN,
     ROLLOUT_COLUMNS,
     SCHEMA,
     TIMING_COLUMNS,
     check_schema,
+    with_options,
 )
+from infra.contracts.sampling_options import SAMPLING_COLUMNS, options_text, sampling_of
 
 # Held exactly by the float64 list that every token column is stored in.
 _TOKEN_COLUMN_DTYPES = (
@@ -74,7 +77,9 @@ def encode_groups(groups: Iterable[Group]) -> pa.Table:
         (JUDGEMENT_COLUMNS, (judgement_row(judgement) for _, judgement in rows)),
     ):
         columns += [build_column(name, v, kinds[name]) for name, v in _transposed(cells, kinds)]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    table = pa.Table.from_arrays(columns, schema=SCHEMA)
+    options = ["{}" if rollout is None else options_text(rollout.sampling) for rollout, _ in rows]
+    return table if set(options) <= {"{}"} else with_options(table, options)
 
 
 def decode_groups(table: pa.Table) -> tuple[Group, ...]:
@@ -97,6 +102,11 @@ def decode_groups(table: pa.Table) -> tuple[Group, ...]:
             raise SchemaMismatch(f"group {ids[first]} is not whole: it has {sizes[first]} rollouts")
     heads = _cells(table.select(list(GROUP_COLUMNS)).take(pa.array(first_rows, pa.int64())))
     bodies = _cells(table.select(list(ROLLOUT_COLUMNS)))
+    if OPTIONS_COLUMN in table.column_names:
+        options = table.column(OPTIONS_COLUMN).to_pylist()
+    else:
+        options = ["{}"] * table.num_rows
+    bodies = [(*body, text) for body, text in zip(bodies, options, strict=True)]
     verdicts = _cells(table.select(list(JUDGEMENT_COLUMNS)))
     try:
         return tuple(
@@ -230,12 +240,7 @@ def _rollout_row(rollout: Rollout | None) -> tuple[Any, ...]:
             for name in sorted(rollout.token_columns)
         ],
         rollout.finish_reason.value,
-        sampling.n,
-        sampling.max_new_tokens,
-        sampling.temperature,
-        sampling.top_p,
-        sampling.top_k,
-        sampling.stop,
+        *(getattr(sampling, name) for name in SAMPLING_COLUMNS),
         rollout.engine,
         rollout.engine_dtype,
         rollout.tokenizer_digest,
@@ -245,7 +250,7 @@ def _rollout_row(rollout: Rollout | None) -> tuple[Any, ...]:
 def _rollout(shared: tuple[Any, ...], body: tuple[Any, ...]) -> Rollout:
     rollout_id, sample_index, sequence_index, seed, prompt_ids, response_ids, text = body[:7]
     mask, behaviour, raw, versions, weights, spans, token_columns, finish_reason = body[7:15]
-    n, max_new_tokens, temperature, top_p, top_k, stop, engine, dtype, tokenizer = body[15:]
+    *sampling, engine, dtype, tokenizer, options = body[15:]
     return Rollout(
         **dict(zip(_SHARED, shared, strict=True)),
         rollout_id=rollout_id,
@@ -263,7 +268,7 @@ def _rollout(shared: tuple[Any, ...], body: tuple[Any, ...]) -> Rollout:
         spans=spans,
         token_columns={name: values.astype(kind) for name, kind, values in token_columns},
         finish_reason=FinishReason(finish_reason),
-        sampling=_sampling(n, max_new_tokens, temperature, top_p, top_k, stop),
+        sampling=_sampling(options, *sampling),
         engine=engine,
         engine_dtype=dtype,
         tokenizer_digest=tokenizer,
@@ -271,22 +276,8 @@ def _rollout(shared: tuple[Any, ...], body: tuple[Any, ...]) -> Rollout:
 
 
 @functools.lru_cache(maxsize=64)  # a shard's rollouts share theirs
-def _sampling(
-    n: int,
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    stop: tuple[str, ...],
-) -> SamplingParams:
-    return SamplingParams(
-        n=n,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        stop=stop,
-    )
+def _sampling(options: str, *columns: Any) -> SamplingParams:
+    return sampling_of(dict(zip(SAMPLING_COLUMNS, columns, strict=True)), options)
 
 
 def _token_column(name: str, values: np.ndarray) -> tuple[str, str, np.ndarray]:

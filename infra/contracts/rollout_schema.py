@@ -1,7 +1,8 @@
-"""The columns of a rollout shard, schema version 1.
+"""The columns of a rollout shard, schema version 1, and what version 2 adds.
 
 Read as they are by pandas, DuckDB and BigQuery. A row is one rollout with its judgement; the fields
-of its group are repeated in every row.
+of its group are repeated in every row. A shard is of the lowest version that can hold it, so that
+older programs read what they can know, and digests stay.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import pyarrow as pa
 
 from infra.contracts.errors import NewerSchema, SchemaMismatch
-from infra.contracts.records import SCHEMA_VERSION
 
+SHARD_VERSION = 2
+"""The newest."""
 VERSION_KEY = b"headrace.schema_version"
 TIMING_COLUMNS = ("timings",)
 """Columns outside every digest."""
@@ -82,10 +84,19 @@ JUDGEMENT_COLUMNS: dict[str, pa.DataType] = {
     "weight": _REAL,
     "recipe_digest": _TEXT,
 }
+OPTIONS_COLUMN = "sampling_options"
+"""Version 2, text: those sampling options that have no column and are not at their default, as a
+JSON object (DuckDB: ``sampling_options->>'min_p'``). A new option is no new version."""
 SCHEMA = pa.schema(
     list({**GROUP_COLUMNS, **ROLLOUT_COLUMNS, **JUDGEMENT_COLUMNS}.items()),
-    metadata={VERSION_KEY: str(SCHEMA_VERSION)},
+    metadata={VERSION_KEY: b"1"},
 )
+
+
+def with_options(table: pa.Table, options: list[str]) -> pa.Table:
+    """The table as version 2, with one text per row."""
+    column = pa.array(options, _TEXT)
+    return table.append_column(OPTIONS_COLUMN, column).replace_schema_metadata({VERSION_KEY: b"2"})
 
 
 def check_schema(schema: pa.Schema) -> None:
@@ -93,14 +104,15 @@ def check_schema(schema: pa.Schema) -> None:
     version = (schema.metadata or {}).get(VERSION_KEY, b"")
     if not version.isdigit():
         raise SchemaMismatch(f"not a rollout shard: the metadata lacks {VERSION_KEY.decode()}")
-    if int(version) > SCHEMA_VERSION:
+    if int(version) > SHARD_VERSION:
         raise NewerSchema(
-            f"written by schema version {int(version)}, this program reads up to {SCHEMA_VERSION}; "
+            f"written by schema version {int(version)}, this program reads up to {SHARD_VERSION}; "
             "use the newer program"
         )
-    for field in SCHEMA:
+    expected = SCHEMA if int(version) == 1 else SCHEMA.append(pa.field(OPTIONS_COLUMN, _TEXT))
+    for field in expected:
         if field.name not in schema.names or schema.field(field.name).type != field.type:
             raise SchemaMismatch(f"column '{field.name}' is missing or is not {field.type}")
-    if len(schema) != len(SCHEMA):
-        extra = sorted(set(schema.names) - set(SCHEMA.names))
+    if len(schema) != len(expected):
+        extra = sorted(set(schema.names) - set(expected.names))
         raise SchemaMismatch(f"unknown column '{extra[0] if extra else 'twice'}'")

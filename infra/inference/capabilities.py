@@ -43,6 +43,10 @@ class Capabilities:
     versions: VersionMeaning
     segments: bool = False
     """Whether it answers unended responses and goes on behind them (``segments``)."""
+    options: bool = False
+    """It takes what OpenAI's API lacks: top_k, min_p, min_tokens, stop_token_ids, ignore_eos."""
+    thinking: bool = False
+    """It can force the end of thinking, and says which tokens it forced."""
 
 
 NATIVE = Capabilities(
@@ -50,7 +54,10 @@ NATIVE = Capabilities(
     logprobs=LogprobMeaning.BOTH,
     versions=VersionMeaning.PER_TOKEN,
     segments=True,
+    options=True,
+    thinking=True,
 )
+BEYOND_OPENAI = ("top_k", "min_p", "min_new_tokens", "stop_token_ids", "ignore_eos")
 
 
 def weakest(capabilities: Iterable[Capabilities]) -> Capabilities:
@@ -66,7 +73,22 @@ def weakest(capabilities: Iterable[Capabilities]) -> Capabilities:
         logprobs=last(LogprobMeaning, "logprobs"),
         versions=last(VersionMeaning, "versions"),
         segments=all(c.segments for c in found),
+        options=all(c.options for c in found),
+        thinking=all(c.thinking for c in found),
     )
+
+
+def unsupported(capabilities: Capabilities, sampling: SamplingParams) -> str:
+    """What it cannot do of what is asked; empty: all of it can be done."""
+    asked = [name for name in BEYOND_OPENAI if getattr(sampling, name)]
+    if asked and not capabilities.options:
+        return f"its address says options=no, and {', '.join(asked)} is asked for"
+    if sampling.max_thinking_tokens and not capabilities.thinking:
+        return (
+            "max_thinking_tokens needs an engine that marks what it forced: a headrace worker by "
+            "http://, or by openai+http:// with thinking=yes"
+        )
+    return ""
 
 
 def untrainable(capabilities: Capabilities, sampling: SamplingParams) -> str:
@@ -81,8 +103,11 @@ def untrainable(capabilities: Capabilities, sampling: SamplingParams) -> str:
         return ""
     if sampling.temperature == 0:
         return "it has one log-prob per token, and its meaning at temperature 0 is not known"
-    if sampling.top_p < 1 or sampling.top_k > 0:
-        return "it has one log-prob per token, with top_p or top_k two are needed"
+    if sampling.reshapes:
+        return (
+            "it has one log-prob per token; with top_p, top_k, min_p, min_new_tokens, bans or "
+            "biases two are needed"
+        )
     if capabilities.logprobs is LogprobMeaning.MODEL and sampling.temperature != 1:
         return (
             f"its log-probs are of temperature 1, not {sampling.temperature:g}; if it applies "

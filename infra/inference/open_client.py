@@ -7,7 +7,7 @@ import os
 from infra.bearer_token import WORKER, read_token
 from infra.contracts.errors import ConfigError
 from infra.contracts.records import SamplingParams
-from infra.inference.capabilities import untrainable
+from infra.inference.capabilities import unsupported, untrainable
 from infra.inference.client import InferenceClient
 from infra.inference.fake_client import FakeInferenceClient
 from infra.inference.hedging import HedgeConfig
@@ -76,6 +76,9 @@ def require_trainable(client: InferenceClient, sampling: SamplingParams) -> None
     Raises:
         ConfigError: one line that says why.
     """
+    lacks = unsupported(client.capabilities, sampling)
+    if lacks:
+        raise ConfigError(f"--endpoint: it cannot sample so: {lacks}")
     reason = untrainable(client.capabilities, sampling)
     if reason:
         raise ConfigError(f"--endpoint: its rollouts cannot be trained on: {reason}")

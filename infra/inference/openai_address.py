@@ -5,6 +5,8 @@
 * ``version=N``: the engine serves version N of this run's policy, and no other;
 * ``logprobs=sampled|model|none``: of which distribution its log-probs are (``capabilities``);
 * ``ids=no``: it does not return token ids and refuses to be asked for them;
+* ``options=no``: it refuses what OpenAI's API lacks (``top_k``, ``min_p``, ...);
+* ``thinking=yes``: it is a headrace worker: takes a budget for thinking, marks what it forced;
 * ``tokenizer=FOLDER``: prompts are sent as token ids, made with this tokenizer and template.
 """
 
@@ -18,7 +20,7 @@ from infra.inference.capabilities import Capabilities, LogprobMeaning, VersionMe
 
 SCHEMES = {"openai+http": False, "openai+https": True}
 _FORM = "give openai+http://host:port/v1?model=NAME"
-_KEYS = ("model", "version", "logprobs", "ids", "tokenizer")
+_KEYS = ("model", "version", "logprobs", "ids", "options", "thinking", "tokenizer")
 _LOGPROBS = [meaning.value for meaning in LogprobMeaning if meaning is not LogprobMeaning.BOTH]
 
 
@@ -51,12 +53,15 @@ def parse_address(url: str) -> OpenAiAddress:
     unknown = [key for key in said if key not in _KEYS]
     if unknown:
         raise ConfigError(f"endpoint '{url}': unknown '{unknown[0]}'; allowed: {', '.join(_KEYS)}")
-    version, logprobs, ids = said.get("version"), said.get("logprobs", "model"), said.get("ids")
+    version, logprobs = said.get("version"), said.get("logprobs", "model")
     checks = (
         (said.get("model"), f"model is missing; {_FORM}"),
         (version is None or (version.isascii() and version.isdigit()), "version must be 0, 1, ..."),
         (logprobs in _LOGPROBS, f"logprobs must be one of {', '.join(_LOGPROBS)}"),
-        (ids in (None, "yes", "no"), "ids must be yes or no"),
+        *(
+            (said.get(key, "yes") in ("yes", "no"), f"{key} must be yes or no")
+            for key in ("ids", "options", "thinking")
+        ),
     )
     for ok, problem in checks:
         if not ok:
@@ -70,8 +75,10 @@ def parse_address(url: str) -> OpenAiAddress:
         version=None if version is None else int(version),
         tokenizer=said.get("tokenizer", ""),
         capabilities=Capabilities(
-            token_ids=ids != "no",
+            token_ids=said.get("ids") != "no",
             logprobs=LogprobMeaning(logprobs),
             versions=VersionMeaning.NONE if version is None else VersionMeaning.PINNED,
+            options=said.get("options") != "no",
+            thinking=said.get("thinking") == "yes",
         ),
     )

@@ -2,7 +2,7 @@
 
 Token ids are ``token_ids`` of the choice; those of the prompt ``prompt_token_ids`` of the choice
 (completions) or of the whole (chat). Log-probs of the sampled tokens are ``token_logprobs``, or
-``logprob`` of each item of ``content``.
+``logprob`` of each item of ``content``. Our own worker's ``loss_mask`` says what it forced.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Choice:
     """int32[P]"""
     logprobs: np.ndarray | None
     """float32[T]"""
+    loss_mask: np.ndarray | None = None
+    """bool[T]"""
 
 
 def parse_choice(data: bytes) -> Choice:
@@ -44,6 +46,7 @@ def parse_choice(data: bytes) -> Choice:
             token_ids=_ids(choice.get("token_ids")),
             prompt_ids=_ids(choice.get("prompt_token_ids") or body.get("prompt_token_ids")),
             logprobs=_logprobs(choice.get("logprobs")),
+            loss_mask=_flags(choice.get("loss_mask")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
         raise Failed("the reply cannot be read") from e
@@ -62,6 +65,14 @@ def _ids(values: Any) -> np.ndarray | None:
     if not all(type(value) is int and value >= 0 for value in values):
         raise ValueError("token ids must be whole numbers")
     return np.array(values, np.int32)
+
+
+def _flags(values: Any) -> np.ndarray | None:
+    if values is None:
+        return None
+    if not all(type(value) is bool for value in values):
+        raise ValueError("a loss mask must be true or false")
+    return np.array(values, bool)
 
 
 def _logprobs(told: Any) -> np.ndarray | None:

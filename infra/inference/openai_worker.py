@@ -17,7 +17,8 @@ import numpy as np
 
 from infra.contracts.errors import InferenceError
 from infra.contracts.records import FinishReason, GenerateReply, GenerateRequest, Sample
-from infra.inference.capabilities import LogprobMeaning, untrainable
+from infra.contracts.sampling_params import MAX_BIAS, SamplingParams
+from infra.inference.capabilities import LogprobMeaning, unsupported, untrainable
 from infra.inference.http_connections import HttpConnections
 from infra.inference.native_worker import GRACE_SECS, PROBE_SECS, raise_for_status
 from infra.inference.openai_address import OpenAiAddress
@@ -68,6 +69,9 @@ class OpenAiWorker:
                 f"{request.min_version} is needed",
                 retryable=False,
             )
+        lacks = unsupported(self.capabilities, request.sampling)
+        if lacks:
+            raise InferenceError(f"{self.name}: cannot sample so: {lacks}", retryable=False)
         reason = untrainable(self.capabilities, request.sampling)
         if reason and self._trainable:
             raise self._refusal(reason)
@@ -129,8 +133,7 @@ class OpenAiWorker:
             "seed": request.seeds[index],
             "user": f"{request.request_id}/{index}",
         }
-        if sampling.top_k:
-            body["top_k"] = sampling.top_k
+        body |= _options(sampling)
         if self.capabilities.token_ids:
             body["return_token_ids"] = True
         if sampling.stop:
@@ -165,6 +168,8 @@ class OpenAiWorker:
             reason = "it returned no token ids of the prompt"
         if not reason and not all(c.logprobs is not None for c in choices):
             reason = "it returned no log-probs"
+        if request.sampling.max_thinking_tokens and any(c.loss_mask is None for c in choices):
+            reason = reason or "it does not say which tokens it forced"
         if reason and self._trainable:
             raise self._refusal(reason)
         version = self._address.version
@@ -184,6 +189,23 @@ class OpenAiWorker:
         )
 
 
+def _options(sampling: SamplingParams) -> dict[str, Any]:
+    """What is asked for beyond temperature and top-p, under vLLM's names (SGLang knows most)."""
+    bans = {str(token): -MAX_BIAS for token in sampling.banned_token_ids}
+    options = {
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "min_tokens": sampling.min_new_tokens,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+        "logit_bias": bans | {str(token): bias for token, bias in sampling.logit_bias},
+        "thinking_token_budget": sampling.max_thinking_tokens,
+    }
+    if sampling.max_thinking_tokens:
+        options["thinking_marks"] = list(sampling.thinking_marks)
+    return {name: value for name, value in options.items() if value}
+
+
 def _cancel(calls: list[Call]) -> None:
     for call in calls:
         call.cancel()
@@ -201,4 +223,5 @@ def _sample_of(choice: Choice, version: int | None) -> Sample:
         raw_logprobs=choice.logprobs if whole else None,
         policy_versions=np.full(tokens, version, np.int32) if whole else None,
         finish_reason=FinishReason(choice.finish_reason),
+        loss_mask=choice.loss_mask if whole else None,
     )

@@ -15,6 +15,13 @@ def is_text_alone(reply: GenerateReply) -> bool:
     return reply.prompt_ids is None
 
 
+def loss_mask_of(sample: Sample) -> np.ndarray:
+    """False where a token was forced; of a sample with ids."""
+    if sample.loss_mask is None:
+        return np.ones(len(sample.response_ids), bool)
+    return np.asarray(sample.loss_mask, bool)
+
+
 def check_reply(reply: GenerateReply, *, samples: int, min_version: int) -> None:
     """Check a reply against what was asked.
 
@@ -52,6 +59,9 @@ def _check_sample(reply: GenerateReply, index: int, sample: Sample, min_version:
         shape = np.shape(getattr(sample, name))
         if shape != (tokens,):
             raise _broken(f"sample {index}: {name} has shape {shape}, {tokens} tokens")
+    mask = sample.loss_mask
+    if mask is not None and (np.shape(mask) != (tokens,) or np.asarray(mask).dtype != bool):
+        raise _broken(f"sample {index}: loss_mask is not a flag for each of {tokens} tokens")
     for name in ("behaviour_logprobs", "raw_logprobs"):
         if not np.isfinite(getattr(sample, name)).all():
             raise _broken(f"sample {index}: {name} is not finite everywhere")

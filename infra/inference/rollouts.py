@@ -20,7 +20,13 @@ from infra.contracts.records import (
     Rollout,
     Sample,
 )
-from infra.inference.reply_checks import PER_TOKEN, check_reply, is_text_alone, versions_of
+from infra.inference.reply_checks import (
+    PER_TOKEN,
+    check_reply,
+    is_text_alone,
+    loss_mask_of,
+    versions_of,
+)
 
 ERROR_CHARS = 2_000
 
@@ -89,7 +95,7 @@ def _rollout(task: GroupTask, reply: GenerateReply, index: int, sample: Sample) 
         identity = np.asarray(sample.response_ids, np.int32)
         facts = {
             "response_ids": identity,
-            "loss_mask": np.ones(len(identity), bool),
+            "loss_mask": loss_mask_of(sample),
             "behaviour_logprobs": np.asarray(sample.behaviour_logprobs, np.float32),
             "raw_logprobs": np.asarray(sample.raw_logprobs, np.float32),
             "policy_versions": np.asarray(sample.policy_versions, np.int32),

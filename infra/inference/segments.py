@@ -14,7 +14,7 @@ import numpy as np
 
 from infra.contracts.errors import InferenceError
 from infra.contracts.records import FinishReason, GenerateReply, GenerateRequest, Sample
-from infra.inference.reply_checks import PER_TOKEN
+from infra.inference.reply_checks import PER_TOKEN, loss_mask_of
 
 SEGMENT_MARK = "/"
 """Between a request's id and the number of a later segment."""
@@ -102,4 +102,6 @@ def _joined(parts: list[Sample]) -> Sample:
     if len(parts) == 1:
         return parts[0]
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_TOKEN}
+    if any(part.loss_mask is not None for part in parts):
+        columns["loss_mask"] = np.concatenate([loss_mask_of(part) for part in parts])
     return dataclasses.replace(parts[-1], **columns)

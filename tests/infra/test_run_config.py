@@ -112,3 +112,24 @@ def test_sections_have_one_owner_each():
 def test_a_resolved_configuration_reads_back():
     config = parse_shared(TREE, "run.toml")
     assert parse_shared(tomllib.loads(to_toml(asdict(config))), "again") == config
+
+
+def test_sampling_options_of_a_run_and_their_bad_values():
+    options = {"min_p": 0.1, "stop_token_ids": [5], "logit_bias": [[3, -1]]}
+    options |= {"max_thinking_tokens": 9, "thinking_marks": ["<a>", "</a>"]}
+    sampling = parse_shared(tree_with("sampling", **options), "f").sampling
+    assert (sampling.logit_bias, sampling.thinking_marks) == (((3, -1.0),), ("<a>", "</a>"))
+    for key, value, says in (
+        ("min_p", 1.5, "min_p = 1.5; must be in [0, 1]"),
+        ("stop_token_ids", [-1], "outside [0, 2^31)"),
+        ("logit_bias", [[3, -101]], "each must be in [-100, 100]"),
+        ("logit_bias", [[3]], "expected a list of 2 items"),
+        ("banned_token_ids", [3, 3], "name a token twice"),
+        ("banned_token_ids", list(range(129)), "at most 128"),
+        ("max_thinking_tokens", -1, "max_thinking_tokens = -1; must be >= 0"),
+        ("thinking_marks", ["<a>"], "give two texts"),
+        ("min_new_tokens", 65, "is above max_new_tokens = 64"),
+    ):
+        with pytest.raises(ConfigError) as e:
+            parse_shared(tree_with("sampling", **{key: value}), "f")
+        assert says in str(e.value)

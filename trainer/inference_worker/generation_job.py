@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -14,6 +15,8 @@ from infra.contracts.errors import InferenceError
 from infra.contracts.records import FinishReason, GenerateReply, GenerateRequest, Sample
 from infra.inference.segments import SEGMENT_MARK
 from trainer.inference_worker.engine.engine_api import Prefix, SlotSampling
+from trainer.inference_worker.engine.thinking import Thinker
+from trainer.inference_worker.sampling_rules import SamplingRules
 
 
 class QueueFull(InferenceError):
@@ -28,6 +31,8 @@ class Drawn(NamedTuple):
     behaviour: float
     raw: float
     version: int
+    sampled: bool = True
+    """False: forced, and both log-probs are 0."""
 
 
 Watch = Callable[[Drawn], None]
@@ -56,6 +61,12 @@ class Response:
     versions: list[int] = field(default_factory=list)
     prefix: Prefix | None = None
     """Of all its tokens, between prefill and insertion."""
+    sampled: list[bool] = field(default_factory=list)
+    """False where a token was forced."""
+    thinker: Thinker | None = None
+
+    def __post_init__(self) -> None:
+        self.thinker = self.job.rules.thinker(self.before)
 
     @property
     def context(self) -> np.ndarray:
@@ -67,19 +78,31 @@ class Response:
         """Whose ``context`` is prefilled for it: the group's while it has no token of its own."""
         return self if self.before or self.ids else self.job
 
+    @property
+    def sampling(self) -> SlotSampling:
+        """How the engine draws its next tokens."""
+        return self.job.rules.slot(self.job.request.seeds[self.index], self.thinker)
+
     def tail(self, tokens: int) -> list[int]:
         """The last so many response tokens."""
         missing = tokens - len(self.ids)
         return [*self.before[-missing:], *self.ids] if missing > 0 else self.ids[-tokens:]
 
     def take(self, token: int, behaviour: float, raw: float, version: int) -> None:
-        """Add one token."""
+        """Add one token; one without finite log-probs is no token, and the group fails."""
+        if not (math.isfinite(behaviour) and math.isfinite(raw)):
+            self.job.diverged = version
+            return
+        sampled = self.thinker is None or not self.thinker.take(token)
+        self.sampled.append(sampled)
+        if not sampled:
+            behaviour = raw = 0.0
         self.ids.append(token)
         self.behaviour.append(behaviour)
         self.raw.append(raw)
         self.versions.append(version)
         if self.job.watch is not None:
-            self.job.watch(Drawn(self.index, token, behaviour, raw, version))
+            self.job.watch(Drawn(self.index, token, behaviour, raw, version, sampled))
 
     def finish(self, reason: FinishReason, decoder: TextDecoder) -> Sample:
         """Freeze into the record."""
@@ -90,6 +113,7 @@ class Response:
             raw_logprobs=np.array(self.raw, np.float32),
             policy_versions=np.array(self.versions, np.int32),
             finish_reason=reason,
+            loss_mask=None if all(self.sampled) else np.array(self.sampled, bool),
         )
 
 
@@ -99,6 +123,7 @@ class Job:
 
     request: GenerateRequest
     prompt_ids: np.ndarray
+    rules: SamplingRules
     deadline: float
     future: Future[GenerateReply]
     to_start: deque[int]
@@ -121,6 +146,9 @@ class Job:
         """Sample ``index`` before its first token here."""
         so_far = self.request.so_far
         return Response(self, index, so_far[index] if so_far else ())
+
+    diverged: int | None = None
+    """The version under which a log-prob was no number."""
 
     @property
     def done(self) -> bool:
@@ -173,20 +201,19 @@ class Job:
             "samples were finished; allow more time or add workers"
         )
 
-    def slot_sampling(self, index: int) -> SlotSampling:
-        """How the engine draws sample ``index``."""
-        sampling = self.request.sampling
-        return SlotSampling(
-            seed=self.request.seeds[index],
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-        )
-
     def reply(
         self, digests: dict[int, str], engine: str, dtype: str, tokenizer_digest: str
     ) -> GenerateReply:
-        """The answer, samples in seed order."""
+        """The answer, samples in seed order.
+
+        Raises:
+            InferenceError: the model gave log-probs that are no numbers.
+        """
+        if self.diverged is not None:
+            raise InferenceError(
+                f"the model diverged: version {self.diverged} gives log-probs that are not "
+                "finite; look at the trainer's metrics and go back to an earlier version"
+            )
         ordered = tuple(self.samples[i] for i in range(self.request.sampling.n))
         versions = sorted({int(v) for s in ordered for v in s.policy_versions})
         return GenerateReply(
@@ -206,18 +233,27 @@ def finish_reason(response: Response, decoder: TextDecoder, max_len: int) -> Fin
     An end token or a completed stop string comes before the length: a response that ends exactly at
     its limit is whole, not truncated.
     """
-    sampling = response.job.request.sampling
-    if response.ids[-1] in decoder.eos_ids:
-        return FinishReason.STOP
-    if sampling.stop:
-        # Every token is at least one byte, so a stop string that the newest token completes begins
-        # within as many tokens as it has bytes.
-        window = max(len(stop.encode()) for stop in sampling.stop)
-        tail = decoder.decode(response.tail(window))
-        if any(stop in tail for stop in sampling.stop):
-            return FinishReason.STOP
+    sampling, job = response.job.request.sampling, response.job
+    if job.diverged is not None:
+        return FinishReason.ERROR
     length = len(response.before) + len(response.ids)
-    if length >= min(sampling.max_new_tokens, max_len - len(response.job.prompt_ids)):
+    if length >= sampling.min_new_tokens and _stops(response, decoder):
+        return FinishReason.STOP
+    if length >= min(sampling.max_new_tokens, max_len - len(job.prompt_ids)):
         return FinishReason.LENGTH
-    limit = response.job.request.segment_tokens
+    limit = job.request.segment_tokens
     return FinishReason.SEGMENT if limit and len(response.ids) >= limit else None
+
+
+def _stops(response: Response, decoder: TextDecoder) -> bool:
+    """Whether the newest token is an end, or completes a stop string."""
+    job = response.job
+    if response.ids[-1] in job.rules.ends:
+        return True
+    stops = job.request.sampling.stop
+    if not stops:
+        return False
+    # Every token is at least one byte, so a stop string that the newest token completes begins
+    # within as many tokens as it has bytes.
+    tail = decoder.decode(response.tail(max(len(stop.encode()) for stop in stops)))
+    return any(stop in tail for stop in stops)

@@ -16,6 +16,7 @@ from infra.contracts.errors import InferenceError
 from infra.contracts.records import GenerateReply, GenerateRequest
 from infra.text.tokenizer import Tokenizer
 from trainer.inference_worker.generation_job import Job, QueueFull, Watch
+from trainer.inference_worker.sampling_rules import rules_for
 
 STOPPING = "the worker is stopping; ask another one"
 
@@ -54,6 +55,7 @@ class JobQueue:
                 (``QueueFull``) or stopping (retryable).
         """
         prompt_ids = self._prompt(request, prompt_ids)
+        rules = rules_for(request.sampling, prompt_ids, self._tokenizer)
         deadline = self._clock.now() + request.timeout_secs
         with self._changed:
             running = self._jobs.get(request.request_id)
@@ -66,7 +68,8 @@ class JobQueue:
                 raise InferenceError(f"the worker is paused ({self.paused}); ask another one")
             if len(self._jobs) >= self._max_queue:
                 raise QueueFull(f"the queue is full ({len(self._jobs)} groups); try later")
-            job = Job(request, prompt_ids, deadline, Future(), deque(range(request.sampling.n)))
+            to_start = deque(range(request.sampling.n))
+            job = Job(request, prompt_ids, rules, deadline, Future(), to_start)
             job.watch = watch
             job.future.set_running_or_notify_cancel()  # from here on only we may end it
             self._jobs[request.request_id] = job

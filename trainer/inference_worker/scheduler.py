@@ -231,6 +231,11 @@ class Scheduler(JobQueue):
         self.totals.segments += segments
         self.totals.rollouts += len(job.samples) - segments
         self.totals.requests += 1
-        job.future.set_result(
-            job.reply(self._digests, ENGINE_NAME, self._settings.dtype, self._tokenizer.digest)
-        )
+        try:
+            reply = job.reply(
+                self._digests, ENGINE_NAME, self._settings.dtype, self._tokenizer.digest
+            )
+        except InferenceError as e:
+            job.future.set_exception(e)
+        else:
+            job.future.set_result(reply)

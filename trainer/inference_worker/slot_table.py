@@ -96,7 +96,7 @@ class SlotTable:
             [source.prefix for source in sources],
             self._state,
             list(placed),
-            [response.job.slot_sampling(response.index) for response in placed.values()],
+            [response.sampling for response in placed.values()],
         )
         for response in placed.values():
             response.prefix = None

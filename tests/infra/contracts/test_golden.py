@@ -20,9 +20,11 @@ from infra.shards.shard_reader import read_shard
 from infra.shards.shard_writer import write_shard
 from infra.storage.memory_store import MemoryStore
 from tests.golden_records import (
+    BEFORE_SAMPLING_OPTIONS,
     FOLDER,
     GENERATE_REQUEST,
     GROUPS,
+    GROUPS_2,
     RECIPE,
     RECORDS,
     WEIGHT_MANIFEST_1,
@@ -38,6 +40,25 @@ def test_old_bytes_decode_and_new_encode_equal(name: str) -> None:
     record, data = RECORDS[name], golden(f"{name}.json")
     assert to_json(record) == data
     assert to_json(from_json(type(record), data)) == data
+
+
+@pytest.mark.parametrize("name", BEFORE_SAMPLING_OPTIONS)
+def test_bytes_from_before_sampling_options_decode(name: str) -> None:
+    record = RECORDS[name]
+    old = from_json(type(record), golden(name.removesuffix("_v2") + ".json"))
+    assert to_json(old) == to_json(record)
+
+
+def test_a_shard_with_sampling_options_is_version_2_and_one_without_is_not() -> None:
+    table = pq.read_table(pa.BufferReader(golden("shard-v2.parquet")))
+    assert list(map(to_json, decode_groups(table))) == list(map(to_json, GROUPS_2))
+    assert content_digest(encode_groups(GROUPS_2)) == content_digest(table)
+    assert table.column("sampling_options").to_pylist()[-1] == "{}"
+    versions = [
+        t.schema.metadata[b"headrace.schema_version"]
+        for t in map(encode_groups, (GROUPS_2, GROUPS))
+    ]
+    assert versions == [b"2", b"1"]
 
 
 def test_a_weight_manifest_of_schema_1_decodes() -> None:

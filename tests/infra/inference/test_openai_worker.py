@@ -95,6 +95,9 @@ def test_a_tokenizer_makes_it_send_ids(serve, tmp_path):
         ("&version=4", (), {"temperature": 0.7}),
         ("&version=4&logprobs=sampled", (), {"top_p": 0.9}),
         ("&version=4&logprobs=sampled", (), {"top_k": 5}),
+        ("&version=4&logprobs=sampled", (), {"min_p": 0.1}),
+        ("&version=4&logprobs=sampled", (), {"banned_token_ids": (0,)}),
+        ("&version=4&logprobs=sampled&thinking=yes", (), {"max_thinking_tokens": 3}),
         ("&version=4&logprobs=sampled", (), {"temperature": 0.0}),
     ],
 )
@@ -166,6 +169,7 @@ def test_an_answer_that_cannot_be_is_tried_again_and_then_an_error(serve, body):
         ("openai+http://h:1/v1?model=m&version=x", "version must be"),
         ("openai+http://h:1/v1?model=m&logprobs=both", "one of sampled, model, none"),
         ("openai+http://h:1/v1?model=m&ids=maybe", "yes or no"),
+        ("openai+http://h:1/v1?model=m&options=maybe", "options must be yes or no"),
         ("openai+http://h:1/v1?model=m&sedd=1", "unknown 'sedd'"),
     ],
 )
@@ -184,3 +188,32 @@ def test_a_run_that_trains_refuses_at_its_start():
         require_trainable(both, SamplingParams())
     both.close()
     require_trainable(open_client("fake:"), SamplingParams(top_p=0.9))
+
+
+def test_options_are_sent_under_their_usual_names_and_only_if_asked_for(serve):
+    server, client = serve()
+    ask(client)
+    plain = {"model", "max_tokens", "temperature", "top_p", "seed", "user"}
+    more = {"return_token_ids", "logprobs", "top_logprobs", "messages"}
+    assert server.bodies[0][1].keys() == plain | more
+    asked = {"min_p": 0.1, "min_new_tokens": 2, "stop_token_ids": (4,), "ignore_eos": True}
+    ask(client, **asked, banned_token_ids=(7,), logit_bias=((8, 1.5),))
+    body = server.bodies[-1][1]
+    assert (body["min_p"], body["min_tokens"], body["stop_token_ids"]) == (0.1, 2, [4])
+    assert body["ignore_eos"] and body["logit_bias"] == {"7": -100.0, "8": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("said", "sampling", "says"),
+    [
+        ("&options=no", {"top_k": 3, "min_p": 0.1}, "options=no, and top_k, min_p is asked for"),
+        ("", {"max_thinking_tokens": 5}, "needs an engine that marks what it forced"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused_before_anything_is_sent(serve, said, sampling, says):
+    server, client = serve("&version=4" + said)
+    with pytest.raises(InferenceError, match=says) as error:
+        ask(client, **sampling)
+    assert (server.calls, error.value.retryable) == (0, False)
+    with pytest.raises(ConfigError, match=says):
+        require_trainable(client, SamplingParams(**sampling))

@@ -34,6 +34,9 @@ class Pieces:
     def encode_prompt_text(self, text):
         return [VOCABULARY.index(bytes([b])) for b in text.encode()]
 
+    def encode(self, text):
+        return np.array(self.encode_prompt_text(text), np.int32)
+
     def decode(self, ids):
         return b"".join(VOCABULARY[i] for i in ids).decode(errors="replace")
 
@@ -44,9 +47,19 @@ class Pieces:
 class Served:
     """A worker on a port; use as a context."""
 
-    def __init__(self, *, slots=4, max_len=64, version=7, max_queue=64, tokenizer=None, **server):
+    def __init__(
+        self,
+        *,
+        slots=4,
+        max_len=64,
+        version=7,
+        max_queue=64,
+        tokenizer=None,
+        kind=CountingEngine,
+        **server,
+    ):
         self.tokenizer = tokenizer or Pieces()
-        engine = CountingEngine(slots, max_len, self.tokenizer.vocab_size)
+        engine = self.kind(slots, max_len, self.tokenizer.vocab_size)
         settings = InferenceConfig(slots=slots, max_len=max_len, max_queue=max_queue)
         self.scheduler = Scheduler(engine, self.tokenizer, settings, SystemClock())
         if version >= 0:

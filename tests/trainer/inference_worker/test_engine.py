@@ -11,6 +11,7 @@ from trainer.inference_worker.config import InferenceConfig
 from trainer.inference_worker.engine.decoder_engine import DecoderEngine
 from trainer.inference_worker.engine.engine_api import SlotSampling
 from trainer.inference_worker.engine.packed_row import SMALLEST_ROW, packed_row, packs_of
+from trainer.inference_worker.engine.thinking import SlotThinking
 from trainer.model.config import ModelConfig
 from trainer.model.params_io import to_named
 from trainer.model.transformer import head_logits, hidden_states, init_params
@@ -19,6 +20,7 @@ CONFIG = ModelConfig(
     layers=2, dim=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=20, max_len=64, qk_norm=True
 )
 SETTINGS = InferenceConfig(slots=6, max_len=24, prefill_tokens=32)
+ALWAYS = 2**31 - 1
 PROMPTS = [np.array(p, np.int32) for p in ([3, 1, 4, 1, 5], [7], [2, 7, 1, 8, 2, 8, 1, 8])]
 
 
@@ -83,6 +85,48 @@ def test_log_probs_are_those_of_the_model(engine, params):
         expected, _ = teacher_forced(params, prompt, ids, sampling.temperature)
         np.testing.assert_allclose(raw, expected, atol=1e-4)
         np.testing.assert_array_equal(raw, behaviour)
+
+
+SHAPED = {
+    "top_p": {"temperature": 0.8, "top_p": 0.7},
+    "min_p": {"temperature": 1.7, "min_p": 0.1},
+    "greedy": {"temperature": 0.0},
+    "banned": {"biases": ((3, -np.inf, ALWAYS), (5, 2.0, ALWAYS))},
+    "late": {"top_k": 4, "biases": tuple((t, -np.inf, 8) for t in range(10))},
+    "thinking": {"thinking": SlotThinking(2, (3,), (11, 12), (3,), 0)},
+}
+
+
+def test_raw_is_the_model_and_behaviour_what_was_drawn_from(engine, params):
+    """Beside the trainer's forward pass: raw to 1e-4, behaviour renormalised over what was kept."""
+    names = list(SHAPED)
+    prompt = PROMPTS[0]
+    jobs = [(prompt, i, SlotSampling(seed=i, **SHAPED[name])) for i, name in enumerate(names)]
+    together = run(engine, jobs)
+    for slot, name in enumerate(names):
+        ids, behaviour, raw = together[slot]
+        alone = run(engine, [(prompt, 0, jobs[slot][2])])[0]
+        for one, other in zip(together[slot], alone, strict=True):
+            np.testing.assert_array_equal(one, other)
+        sampling = jobs[slot][2]
+        heat = sampling.temperature or 1.0
+        expected, table = teacher_forced(params, prompt, ids, heat)
+        forced = np.isin(np.arange(6), [2, 3]) if name == "thinking" else np.zeros(6, bool)
+        np.testing.assert_allclose(raw[~forced], expected[~forced], atol=1e-4)
+        assert not raw[forced].any() and not behaviour[forced].any()
+        if name == "thinking":
+            assert ids[2:4].tolist() == [11, 12]
+        for i, row in enumerate(table.astype(np.float64)):
+            for token, bias, until in sampling.biases:
+                row[token] += bias / heat if len(prompt) + i < until else 0
+            kept = np.sort(np.exp(row - row.max()))[::-1]
+            kept = kept[: sampling.top_k or None]
+            before = (np.cumsum(kept) - kept) / kept.sum()
+            kept = kept[(before < sampling.top_p) & (kept >= sampling.min_p)]
+            own = row[ids[i]] - row.max() - np.log(kept.sum())
+            assert forced[i] or abs(behaviour[i] - own) < 1e-4, (name, i)
+    late = together[names.index("late")][0]
+    assert min(late[:3]) >= 10 and min(together[names.index("banned")][0] != 3)
 
 
 def test_samples_depend_on_seed_alone_not_on_slot_batch_or_packing(engine):
@@ -158,6 +202,8 @@ def test_warm_up_compiles_all_that_requests_need(params):
     sizes = compilations(engine)
     engine.update_params(engine.load_params(to_named(params)), 0)
     run(engine, [(p, i, SlotSampling(seed=i, top_k=3)) for i, p in enumerate(PROMPTS)], steps=2)
+    shaped = [(PROMPTS[0], i, SlotSampling(seed=i, **s)) for i, s in enumerate(SHAPED.values())]
+    run(engine, shaped, steps=1)
     for count in range(1, SETTINGS.slots + 1):
         engine.generate(engine.init_decode_state(), slots=range(count))
     assert compilations(engine) == sizes
@@ -221,7 +267,9 @@ def test_several_steps_in_a_call_draw_what_single_steps_draw(engine, params):
     settings = InferenceConfig(slots=6, max_len=24, prefill_tokens=32, steps_per_call=3)
     many = DecoderEngine(CONFIG, settings)
     many.update_params(many.load_params(to_named(params)), 5)
-    jobs = [(p, i, SlotSampling(seed=i)) for i, p in enumerate(PROMPTS)]
+    thinking = SlotThinking(2, (3,), (11, 12), (3,), 0)
+    jobs = [(p, i, SlotSampling(seed=i)) for i, p in enumerate(PROMPTS[:2])]
+    jobs.append((PROMPTS[2], 2, SlotSampling(seed=2, thinking=thinking)))
     state = many.init_decode_state()
     samplings = [sampling for _, _, sampling in jobs]
     state = many.bulk_insert(many.prefill_batch(PROMPTS), state, range(3), samplings)

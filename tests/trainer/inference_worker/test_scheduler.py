@@ -23,6 +23,10 @@ class Digits:
 
     eos_ids = (END,)
     digest = "digits"
+    vocab_size = 10
+
+    def encode(self, text):
+        return np.array([int(c) for c in text], np.int32)
 
     def encode_prompt(self, messages):
         if not messages[0].content.isdigit():
@@ -78,6 +82,11 @@ class Bench:
     def submit(self, *args, **kwargs):
         return self.scheduler.submit(request(*args, **kwargs))
 
+    def finished(self, *args, **kwargs):
+        future = self.submit(*args, **kwargs)
+        self.drain()
+        return future.result(0)
+
     def drain(self):
         while self.scheduler.step():
             pass
@@ -117,6 +126,13 @@ def test_a_group_is_answered_in_seed_order_with_facts():
         ("2", {"stop": ("34",), "max_new_tokens": 9}, [2, 3, 4], FinishReason.STOP),
         ("2", {"stop": ("99", "2")}, [2], FinishReason.STOP),
         ("2", {"stop": ("5",)}, [2, 3, 4], FinishReason.LENGTH),
+        ("2", {"stop_token_ids": (3,)}, [2, 3], FinishReason.STOP),
+        ("8", {"ignore_eos": True, "max_new_tokens": 4}, [8, 9, 0, 1], FinishReason.LENGTH),
+        ("8", {"ignore_eos": True, "stop_token_ids": (0,)}, [8, 9, 0], FinishReason.STOP),
+        # The fake engine heeds no bias: what ends a response too early is no end.
+        ("2", {"stop": ("2",), "min_new_tokens": 2}, [2, 3, 4], FinishReason.LENGTH),
+        ("9", {"min_new_tokens": 2}, [9, 0, 1], FinishReason.LENGTH),
+        ("9", {"min_new_tokens": 1}, [9], FinishReason.STOP),
         ("11111111111110", {"max_new_tokens": 9}, [0, 1], FinishReason.LENGTH),  # context full
     ],
 )
@@ -364,3 +380,37 @@ def test_tokens_are_told_as_they_are_drawn_and_ids_may_stand_for_the_prompt():
     bench.drain()
     assert [token for index, token, *_ in seen if index == 0] == responses(future)[0]
     assert future.result(0).prompt_ids.tolist() == [1, 7]
+
+
+def test_what_is_forced_is_marked_and_has_no_log_prob():
+    """The fake engine counts on from 2; within the marks 2 and 45 one token may be thought."""
+    bench = Bench()
+    marks = {"max_thinking_tokens": 1, "thinking_marks": ("2", "45")}
+    (sample, _) = bench.finished(prompt="2", max_new_tokens=6, **marks).samples
+    assert sample.response_ids.tolist() == [2, 3, 4, 5, 6, 7]
+    assert sample.loss_mask.tolist() == [True, False, False, False, True, True]
+    assert sample.behaviour_logprobs.tolist() == [-2, 0, 0, 0, -6, -7]
+    plain = bench.finished("plain", prompt="2").samples[0]
+    assert plain.loss_mask is None
+
+
+class Diverging(CountingEngine):
+    """Its third log-prob in a row is not a number."""
+
+    def generate(self, decode_state, *, slots=None):
+        state, result = super().generate(decode_state, slots=slots)
+        result.data[1:, result.tokens % 10 == 4] = np.nan
+        return state, result
+
+
+def test_log_probs_that_are_no_numbers_are_an_error_that_says_so():
+    bench = Bench(version=-1)
+    config = InferenceConfig(slots=4, max_len=16)
+    bench.scheduler = Scheduler(Diverging(4, 16, 10), Digits(), config, bench.clock, bench.seen)
+    bench.offer(3)
+    future, other = bench.submit(prompt="2"), bench.submit("other", prompt="5")
+    bench.drain()
+    with pytest.raises(InferenceError, match="model diverged: version 3 gives log-probs"):
+        future.result(0)
+    assert responses(other) == [[5, 6, 7], [6, 7, 8]]
+    assert bench.scheduler.load() == (0, 0)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.inference_worker.engine.engine_api import SlotSampling
-from trainer.inference_worker.engine.sampling import Sampler, draw_tokens
+from trainer.inference_worker.engine.sampling import Sampler, draw_tokens, sampler_of
+from trainer.inference_worker.engine.thinking import follow
 from trainer.model.config import ModelConfig
 from trainer.model.decode import Cache, copy_prefix, decode_hidden
 from trainer.model.transformer import Params, head_logits
@@ -66,12 +67,7 @@ def inserts_of(entries: Sequence[tuple[Prefix, int, SlotSampling]], slots: int) 
         own=column([p.own for p in prefixes], np.int32),
         token=column([p.last_token for p in prefixes], np.int32),
         position=column([p.length - 1 for p in prefixes], np.int32),
-        sampler=Sampler(
-            seed=column([s.seed for s in samplings], np.uint32),
-            temperature=column([s.temperature for s in samplings], np.float32),
-            top_p=column([s.top_p for s in samplings], np.float32),
-            top_k=column([s.top_k for s in samplings], np.int32),
-        ),
+        sampler=sampler_of(samplings, slots),
     )
 
 
@@ -128,7 +124,14 @@ def _step(
     position = jnp.minimum(position + 1, cache.keys[0].shape[3] - 1)
     columns = (draw.token.astype(jnp.float32), draw.behaviour, draw.raw)
     data = jnp.stack([put(jnp.zeros(slots), column) for column in columns])
+    thinking, old = follow(sampler.thinking, draw.token), state.sampler.thinking
+    thinking = old._replace(
+        recent=put(old.recent, thinking.recent), thought=put(old.thought, thinking.thought)
+    )
     moved = DecodeState(
-        cache, put(state.token, draw.token), put(state.position, position), state.sampler
+        cache,
+        put(state.token, draw.token),
+        put(state.position, position),
+        state.sampler._replace(thinking=thinking),
     )
     return moved, data

@@ -31,7 +31,7 @@ from trainer.inference_worker.engine.decode_state import (
 )
 from trainer.inference_worker.engine.engine_api import ResultTokens, SlotSampling
 from trainer.inference_worker.engine.packed_row import SMALLEST_ROW, packed_row, packs_of
-from trainer.inference_worker.engine.sampling import Sampler
+from trainer.inference_worker.engine.sampling import sampler_of
 from trainer.model.config import ModelConfig
 from trainer.model.decode import (
     Cache,
@@ -104,12 +104,7 @@ class DecoderEngine:
     def init_decode_state(self) -> DecodeState:
         """All slots empty. An empty slot computes rubbish that nobody reads."""
         n = self.max_concurrent_decodes
-        sampler = Sampler(
-            seed=jnp.zeros(n, jnp.uint32),
-            temperature=jnp.ones(n, jnp.float32),
-            top_p=jnp.ones(n, jnp.float32),
-            top_k=jnp.zeros(n, jnp.int32),
-        )
+        sampler = jax.tree.map(jnp.array, sampler_of((), n))
         cache = empty_cache(self._config, n, self._settings.max_len)
         return DecodeState(cache, jnp.zeros(n, jnp.int32), jnp.zeros(n, jnp.int32), sampler)
 

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trainer.inference_worker.engine.thinking import NOT_THINKING, SlotThinking
+
 Params = Any
 Prefix = Any
 """Keys and values of one prompt, ready to be inserted into any number of slots."""
@@ -31,6 +33,10 @@ class SlotSampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    biases: tuple[tuple[int, float, int], ...] = ()
+    """(token id, what is added to its logit, the position from which on it no longer is)."""
+    thinking: SlotThinking = NOT_THINKING
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,7 +40,7 @@ def stream(
     """Yield the events of a streamed answer; the end mark is the server's."""
     n = request.groups[0][0].sampling.n
     choices = [
-        _Choice(number * n + k, backend, group.sampling.stop, offsets=request.logprobs)
+        _Choice(number * n + k, backend, request.cuts(group), offsets=request.logprobs)
         for number, (group, _) in enumerate(request.groups)
         for k in range(n)
     ]

@@ -78,6 +78,24 @@ class Fields:
             raise wrong(name, value, "a string or a list of strings")
         return tuple(values)
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers."""
+        value = self._left.pop(name, [])
+        if not isinstance(value, list) or not all(type(v) is int for v in value):
+            raise wrong(name, value, "a list of integers")
+        return tuple(value)
+
+    def biases(self, name: str) -> tuple[tuple[int, float], ...]:
+        """An object of numbers by token id, as pairs."""
+        value = self._left.pop(name, {})
+        if not isinstance(value, dict):
+            raise wrong(name, value, "an object of token ids and numbers")
+        for key in value:
+            if not (key.isascii() and key.isdigit() and len(key) < 11):
+                raise wrong(name, key, "token ids as keys")
+        biases = Fields(value)
+        return tuple((int(key), biases.number(key, 0.0)) for key in value)
+
     def only(self, name: str, *allowed: Any) -> None:
         """A feature that is not there: only values that ask for nothing are accepted."""
         value = self._left.pop(name, None)

@@ -1,8 +1,8 @@
 """Answers in OpenAI's shape, whole or in chunks.
 
-Log-probs are those of the distribution really sampled from: after temperature, top-p and top-k.
-With ``return_token_ids`` each choice also has ``token_ids``, ``policy_versions`` and
-``raw_logprobs`` (temperature only): what a trainer needs.
+Log-probs are those of the distribution really sampled from: after bans, biases, temperature and
+truncation. With ``return_token_ids`` each choice also has ``token_ids``, ``policy_versions``,
+``raw_logprobs`` (temperature only) and ``loss_mask`` (false: forced): what a trainer needs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from infra.contracts.records import GenerateReply, Sample
 from trainer.inference_worker.generation_job import Drawn
@@ -68,7 +70,7 @@ class Shape:
             for sample in reply.samples:
                 piece = Piece(
                     index=len(choices),
-                    text=cut(sample.response_text, group.sampling.stop),
+                    text=cut(sample.response_text, request.cuts(group)),
                     tokens=drawn(sample),
                     finish=sample.finish_reason.value,
                 )
@@ -102,16 +104,19 @@ class Shape:
             choice["token_ids"] = [t.token for t in tokens]
             choice["policy_versions"] = [t.version for t in tokens]
             choice["raw_logprobs"] = [t.raw for t in tokens]
+            choice["loss_mask"] = [t.sampled for t in tokens]
         return choice
 
 
 def drawn(sample: Sample) -> list[Drawn]:
     """A finished sample's tokens, as they were told when they were drawn."""
+    sampled = sample.loss_mask
     columns = (
         sample.response_ids,
         sample.behaviour_logprobs,
         sample.raw_logprobs,
         sample.policy_versions,
+        np.ones(len(sample.response_ids), bool) if sampled is None else sampled,
     )
     return [Drawn(0, *row) for row in zip(*(c.tolist() for c in columns), strict=True)]
 

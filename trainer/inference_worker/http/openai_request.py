@@ -1,7 +1,10 @@
 """The bodies of ``/v1/completions`` and ``/v1/chat/completions``, checked and made ours.
 
 What this worker does not do is refused by its name, never ignored. Beyond OpenAI's members there
-are ``top_k``, ``min_version``, ``timeout_secs`` and ``return_token_ids``.
+are, under vLLM's names, ``top_k``, ``min_p``, ``min_tokens``, ``stop_token_ids``, ``ignore_eos``,
+``include_stop_str_in_output`` (SGLang's ``no_stop_trim`` too), ``thinking_token_budget`` and
+``return_token_ids``; and ours: ``banned_token_ids``, ``thinking_marks``, ``min_version`` and
+``timeout_secs``.
 """
 
 from __future__ import annotations
@@ -40,6 +43,12 @@ class OpenAIRequest:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    keep_stop: bool
+    """A stop string stays in the text, with all of the token that completed it."""
+
+    def cuts(self, group: GenerateRequest) -> tuple[str, ...]:
+        """Before which strings the text ends."""
+        return () if self.keep_stop else group.sampling.stop
 
 
 def parse_openai(
@@ -99,7 +108,7 @@ def _whole(fields: Fields, request_id: str, chat: bool, groups: tuple[Any, ...])
         logprobs = fields.flag("logprobs")
         fields.only("top_logprobs", 0)
     else:
-        # Only the drawn token's log-prob is there: 1 is accepted, since clients mean that by it.
+        # Only the drawn token's log-prob leaves the device: 1 is accepted, clients mean that by it.
         logprobs = fields.has("logprobs") and fields.integer("logprobs", 0, 0, 1) >= 0
     request = OpenAIRequest(
         request_id=request_id,
@@ -110,6 +119,8 @@ def _whole(fields: Fields, request_id: str, chat: bool, groups: tuple[Any, ...])
         stream=stream,
         include_usage=options.flag("include_usage"),
         return_token_ids=fields.flag("return_token_ids"),
+        # Two names of one wish; both are read, whatever the first says.
+        keep_stop=any([fields.flag("include_stop_str_in_output"), fields.flag("no_stop_trim")]),
     )
     options.only("include_obfuscation", False)
     options.end()
@@ -126,7 +137,6 @@ _NEUTRAL: tuple[tuple[Any, ...], ...] = (
     ("suffix", ""),
     ("frequency_penalty", 0),
     ("presence_penalty", 0),
-    ("logit_bias", {}),
     ("tools", []),
     ("tool_choice", "none", "auto"),
     ("functions", []),
@@ -144,6 +154,7 @@ def _sampling(fields: Fields, chat: bool) -> SamplingParams:
     most = fields.integer("max_tokens", limit, 1, MOST)
     if chat:
         most = fields.integer("max_completion_tokens", most, 1, MOST)
+    marks = fields.has("thinking_marks")
     try:
         return SamplingParams(
             n=fields.integer("n", 1, 1, MAX_SAMPLES),
@@ -152,6 +163,14 @@ def _sampling(fields: Fields, chat: bool) -> SamplingParams:
             top_p=fields.number("top_p", 1.0),
             top_k=fields.integer("top_k", 0, 0, MOST),
             stop=fields.texts("stop"),
+            min_p=fields.number("min_p", 0.0),
+            min_new_tokens=fields.integer("min_tokens", 0, 0, MOST),
+            stop_token_ids=fields.integers("stop_token_ids"),
+            ignore_eos=fields.flag("ignore_eos"),
+            banned_token_ids=fields.integers("banned_token_ids"),
+            logit_bias=fields.biases("logit_bias"),
+            max_thinking_tokens=fields.integer("thinking_token_budget", 0, 0, MOST),
+            **({"thinking_marks": fields.texts("thinking_marks")} if marks else {}),
         )
     except ValueError as e:
         raise Refused(400, str(e)) from e
