@@ -216,11 +216,11 @@ OPTIONS = SamplingParams(
     thinking_marks=("<think>", "</think>"),
 )
 GROUPS_2 = (
+    GROUPS[0],
     replace(
         GROUPS[1],
         rollouts=tuple(replace(r, sampling=OPTIONS) for r in GROUPS[1].rollouts),
     ),
-    GROUPS[0],
 )
 """A shard of schema version 2."""
 _MANIFEST_2 = write_shard(_STORE, GROUPS_2, recipe_digest=RECIPE, now=1.5)

@@ -179,8 +179,8 @@ def with_metadata(table: pa.Table, version: bytes | None) -> pa.Table:
 
 def test_newer_and_foreign_tables_are_refused() -> None:
     table = encode_groups([make_group()])
-    with pytest.raises(NewerSchema, match="schema version 2, this program reads up to 1"):
-        decode_groups(with_metadata(table, b"2").drop_columns(["reward"]))
+    with pytest.raises(NewerSchema, match="schema version 3, this program reads up to 2"):
+        decode_groups(with_metadata(table, b"3").drop_columns(["reward"]))
     with pytest.raises(SchemaMismatch, match="not a rollout shard"):
         decode_groups(with_metadata(table, None))
     with pytest.raises(SchemaMismatch, match="column 'reward' is missing"):

@@ -59,7 +59,7 @@ class Served:
         **server,
     ):
         self.tokenizer = tokenizer or Pieces()
-        engine = self.kind(slots, max_len, self.tokenizer.vocab_size)
+        engine = kind(slots, max_len, self.tokenizer.vocab_size)
         settings = InferenceConfig(slots=slots, max_len=max_len, max_queue=max_queue)
         self.scheduler = Scheduler(engine, self.tokenizer, settings, SystemClock())
         if version >= 0:

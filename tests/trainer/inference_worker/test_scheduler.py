@@ -376,7 +376,7 @@ def test_tokens_are_told_as_they_are_drawn_and_ids_may_stand_for_the_prompt():
         request(n=2), prompt_ids=np.array([1, 7], np.int32), watch=seen.append
     )
     bench.scheduler.step()
-    assert seen == [(0, 7, -7.0, -14.0, 0), (1, 8, -8.0, -16.0, 0)]
+    assert seen == [(0, 7, -7.0, -14.0, 0, True), (1, 8, -8.0, -16.0, 0, True)]
     bench.drain()
     assert [token for index, token, *_ in seen if index == 0] == responses(future)[0]
     assert future.result(0).prompt_ids.tolist() == [1, 7]
