@@ -82,7 +82,7 @@ def unsupported(capabilities: Capabilities, sampling: SamplingParams) -> str:
     """What it cannot do of what is asked; empty: all of it can be done."""
     asked = [name for name in BEYOND_OPENAI if getattr(sampling, name)]
     if asked and not capabilities.options:
-        return f"its address says options=no, and {', '.join(asked)} is asked for"
+        return f"it takes no {', '.join(asked)}"
     if sampling.max_thinking_tokens and not capabilities.thinking:
         return (
             "max_thinking_tokens needs an engine that marks what it forced: a headrace worker by "

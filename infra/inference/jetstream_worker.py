@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from infra.contracts.errors import ConfigError, InferenceError
 from infra.contracts.records import FinishReason, GenerateReply, GenerateRequest, Sample
-from infra.inference.capabilities import Capabilities, LogprobMeaning, VersionMeaning
+from infra.inference.capabilities import Capabilities, LogprobMeaning, VersionMeaning, unsupported
 from infra.inference.worker import Busy, Call, Failed, Unreachable
 from infra.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -96,6 +96,8 @@ class JetStreamWorker:
             reason = "its rollouts cannot be trained on: it returns no log-probs"
         elif sampling.top_p < 1 or sampling.top_k > 0:
             reason = "it takes no top_p or top_k; they are settings of the server"
+        elif sampling.reshapes or unsupported(self.capabilities, sampling):
+            reason = "it takes no sampling options beyond length and stop strings"
         elif sampling.temperature != self._temperature:
             reason = (
                 f"temperature {sampling.temperature:g} was asked, its address says that it samples "

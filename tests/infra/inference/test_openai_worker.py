@@ -206,7 +206,7 @@ def test_options_are_sent_under_their_usual_names_and_only_if_asked_for(serve):
 @pytest.mark.parametrize(
     ("said", "sampling", "says"),
     [
-        ("&options=no", {"top_k": 3, "min_p": 0.1}, "options=no, and top_k, min_p is asked for"),
+        ("&options=no", {"top_k": 3, "min_p": 0.1}, "it takes no top_k, min_p"),
         ("", {"max_thinking_tokens": 5}, "needs an engine that marks what it forced"),
     ],
 )
