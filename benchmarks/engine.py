@@ -93,9 +93,11 @@ class Bench:
     # --- parts ------------------------------------------------------------------------------
 
     def floor(self) -> dict:
-        """A step of so many busy slots against its matrix products alone."""
+        """A step of so many busy slots, half full, against its matrix products alone."""
         engine = self._new_engine(max(self._args.slots))
         state, found = engine.init_decode_state(), {}
+        half = jnp.full_like(state.position, self._args.max_len // 2)
+        state = state._replace(position=half)
 
         def step(slots: list[int]) -> None:
             nonlocal state

@@ -14,9 +14,12 @@ class InferenceConfig:
     """Rollouts decoded together. Every step computes all slots: fit it to groups x n."""
     max_len: int = 256
     """Tokens of prompt and response together; fixes the size of the key/value cache."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the layers' matrices in the engine. bfloat16 is faster; the cache, the head and all
-    log-probs stay float32. The gap to the trainer's log-probs grows to about 1e-2."""
+    dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Of the layers' matrices in the engine; the cache, the head and all log-probs stay float32.
+    bfloat16 halves them, int8 (with a scale per output channel) quarters them; how far log-probs
+    move from the trainer's is in docs/worker.md."""
+    tensor: int = 1
+    """Devices that one replica is split over: heads, MLP and vocabulary, N-th parts each."""
     swap: Literal["boundary", "in_flight"] = "boundary"
     """``boundary``: finish running rollouts, then take the new weights (one version per rollout).
     ``in_flight``: between two tokens; versions are then per token."""
@@ -41,6 +44,7 @@ class InferenceConfig:
             (self.max_len >= 2, f"max_len = {self.max_len}; at least 2"),
             (self.prefill_tokens >= 16, f"prefill_tokens = {self.prefill_tokens}; at least 16"),
             (1 <= self.steps_per_call <= 64, f"steps_per_call = {self.steps_per_call}; 1 to 64"),
+            (self.tensor >= 1, f"tensor = {self.tensor}; at least 1"),
             (self.max_queue >= 1, f"max_queue = {self.max_queue}; at least 1"),
             (self.poll_secs > 0, f"poll_secs = {self.poll_secs}; must be positive"),
         )

@@ -13,8 +13,12 @@ MASKED = -1e30
 
 def attention_weights(config: ModelConfig, scores: jax.Array, mask: jax.Array) -> jax.Array:
     """Scale, cap, mask and normalise raw ``q . k`` scores; ``mask`` is true where allowed."""
-    scores = softcap(scores * config.query_scale, config.attn_softcap)
-    return jax.nn.softmax(jnp.where(mask, scores, MASKED), axis=-1)
+    return jax.nn.softmax(attention_scores(config, scores, mask), axis=-1)
+
+
+def attention_scores(config: ModelConfig, scores: jax.Array, mask: jax.Array) -> jax.Array:
+    """The same, not normalised."""
+    return jnp.where(mask, softcap(scores * config.query_scale, config.attn_softcap), MASKED)
 
 
 def softcap(x: jax.Array, cap: float | None) -> jax.Array:

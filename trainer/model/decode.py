@@ -1,44 +1,27 @@
 """The decoder with a key/value cache: prefill of packed prompts, and one token for every slot.
 
-The cache is one pair of buffers per layer, keys as [slots, KVH, Dh, S] and values as
-[slots, KVH, S, Dh]: on CPU attention over it runs five times faster than over [slots, S, H, Dh]
-(12 against 2.5 GB/s). Layers are unrolled: scanning over stacked layers costs a third in decoding.
+Layers are unrolled: scanning over stacked layers costs a third in decoding.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from trainer.model.attention import (
-    attention_weights,
-    layer_masks,
-    layer_visible,
-    masked_attention,
-)
+from trainer.model.attention import layer_masks, layer_visible, masked_attention
 from trainer.model.config import ModelConfig
+from trainer.model.kv_cache import (
+    Blocks,
+    Cache,
+    PackedCache,
+    attend_blocks,
+    spans_of,
+    write_token,
+)
 from trainer.model.rope import layer_ropes
 from trainer.model.transformer import Params, block, embed, norm
-
-
-class Cache(NamedTuple):
-    """Keys and values of every slot, one array per layer."""
-
-    keys: tuple[jax.Array, ...]
-    """float32[slots, KVH, Dh, S]"""
-    values: tuple[jax.Array, ...]
-    """float32[slots, KVH, S, Dh]"""
-
-
-def empty_cache(config: ModelConfig, slots: int, max_len: int) -> Cache:
-    """A cache of zeros; always float32 (a scatter into bfloat16 converts all of it each step)."""
-    k = (slots, config.kv_heads, config.head_dim, max_len)
-    v = (slots, config.kv_heads, max_len, config.head_dim)
-    layers = range(config.layers)
-    return Cache(tuple(jnp.zeros(k) for _ in layers), tuple(jnp.zeros(v) for _ in layers))
 
 
 def prefill_packed(
@@ -48,7 +31,7 @@ def prefill_packed(
     positions: jax.Array,
     segments: jax.Array,
     prefixes: jax.Array,
-) -> Cache:
+) -> PackedCache:
     """Compute keys and values of several prompts packed into one row.
 
     Args:
@@ -66,7 +49,7 @@ def prefill_packed(
         x, k, v = _prefill_block(layer, config, x, rope, mask)
         keys.append(k)
         values.append(v)  # what only the last x needs, XLA drops
-    return Cache(tuple(keys), tuple(values))
+    return PackedCache(tuple(keys), tuple(values))
 
 
 @partial(jax.jit, static_argnums=1)
@@ -94,8 +77,8 @@ def _prefill_block(
 
 
 def prefill_chunk(
-    params: Params, config: ModelConfig, past: Cache, tokens: jax.Array, start: jax.Array
-) -> Cache:
+    params: Params, config: ModelConfig, past: PackedCache, tokens: jax.Array, start: jax.Array
+) -> PackedCache:
     """Go on with one long prompt: ``tokens`` int32[T] stand at ``start`` and after it.
 
     Args:
@@ -112,7 +95,7 @@ def prefill_chunk(
         x, k, v = _chunk_block(layer, config, x, rope, seen[None], k, v, start)
         keys.append(k)
         values.append(v)
-    return Cache(tuple(keys), tuple(values))
+    return PackedCache(tuple(keys), tuple(values))
 
 
 @partial(jax.jit, static_argnums=1)
@@ -141,31 +124,6 @@ def _chunk_block(
     return x, kept[0], kept[1]
 
 
-def copy_prefix(
-    cache: Cache, packed: Cache, shared: jax.Array, own: jax.Array, slot: jax.Array
-) -> Cache:
-    """Copy one prompt from a packed row to the head of ``slot``.
-
-    The prompt's first ``shared`` tokens are the row's first; its token i beyond them is the row's
-    token ``own + i``. What follows the prompt in the copied window is another prompt's; no query
-    ever looks there before it is overwritten, because slots attend only up to their own position.
-    """
-    width = min(cache.keys[0].shape[3], packed.keys[0].shape[2] // 2)
-    in_shared = jnp.arange(width) < shared
-
-    def one(target: jax.Array, source: jax.Array, axis: int) -> jax.Array:
-        head = jax.lax.slice_in_dim(source, 0, width, axis=axis)
-        rest = jax.lax.dynamic_slice_in_dim(source, own, width, axis)
-        mask = in_shared if axis == 2 else in_shared[:, None]
-        window = jnp.where(mask, head, rest)
-        return jax.lax.dynamic_update_slice(target, window[None], (slot, 0, 0, 0))
-
-    return Cache(
-        tuple(one(t, s, 2) for t, s in zip(cache.keys, packed.keys, strict=True)),
-        tuple(one(t, s, 1) for t, s in zip(cache.values, packed.values, strict=True)),
-    )
-
-
 def decode_hidden(
     params: Params,
     config: ModelConfig,
@@ -184,12 +142,16 @@ def decode_hidden(
     Returns:
         float32[rows, D] after the final norm, and the new cache.
     """
-    ropes = layer_ropes(config, positions[:, None])
-    visible = layer_visible(config, positions, cache.keys[0].shape[3])
+    with jax.ensure_compile_time_eval():
+        # Tables to look up: else every layer computes its cosines again, fused into its rotation
+        # (16 ms of 96 rows).
+        tables = layer_ropes(config, jnp.arange(cache.max_len))
+    visible = layer_visible(config, positions, cache.max_len)
     x = embed(params, config, tokens[:, None])
     keys, values = [], []
-    parts = (params["layers"], ropes, visible, cache.keys, cache.values)
-    for layer, rope, seen, k, v in zip(*parts, strict=True):
+    parts = (params["layers"], tables, visible, cache.keys, cache.values)
+    for layer, table, seen, k, v in zip(*parts, strict=True):
+        rope = tuple(half[positions[:, None]] for half in table)
         x, k, v = _decode_block(layer, config, x, rope, seen, k, v, positions, rows)
         keys.append(k)
         values.append(v)
@@ -203,24 +165,19 @@ def _decode_block(
     x: jax.Array,
     rope: tuple[jax.Array, jax.Array],
     visible: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
+    keys: Blocks,
+    values: Blocks,
     positions: jax.Array,
     rows: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, Blocks, Blocks]:
     """One block on one token of each row, which first writes its key and value."""
-    kept: list[jax.Array] = []
+    kept: list[Blocks] = []
+    seen = visible & (rows < keys[0].shape[0])[:, None]
+    needed = jnp.stack([seen[:, start:end].any() for start, end in spans_of(visible.shape[1])])
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        kept.append(keys.at[rows, :, :, positions].set(k[:, 0], mode="drop"))
-        kept.append(values.at[rows, :, positions, :].set(v[:, 0], mode="drop"))
-        # The write goes into the whole (donated) cache; few rows are then read as a copy.
-        some = rows.size < keys.shape[0]
-        k, v = (t.at[rows].get(mode="clip") if some else t for t in kept)
-        q = q.reshape(q.shape[0], config.kv_heads, -1, config.head_dim)
-        scores = jnp.einsum("bkgd,bkds->bkgs", q, k)
-        weights = attention_weights(config, scores, visible[:, None, None])
-        return jnp.einsum("bkgs,bksd->bkgd", weights, v).reshape(q.shape[0], 1, -1)
+        kept.extend(write_token(keys, values, k[:, 0], v[:, 0], positions, rows))
+        return attend_blocks(config, q[:, 0], *kept, rows, visible, needed)[:, None]
 
     x = block(layer, config, x, rope, attend)
     return x, kept[0], kept[1]

@@ -8,7 +8,8 @@ the buffer (it copies); drop the views before the next donating step.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -63,9 +64,14 @@ def to_named(params: Params) -> dict[str, np.ndarray]:
 
 
 def from_named(
-    config: ModelConfig, arrays: Mapping[str, np.ndarray], where: str = "weights"
+    config: ModelConfig,
+    arrays: Mapping[str, np.ndarray],
+    where: str = "weights",
+    place: Callable[[str, np.ndarray], Any] | None = None,
 ) -> Params:
     """Build float32 parameters from named arrays, copied into device memory of JAX's own.
+
+    ``place`` makes other leaves of them: it is given each one's key and array.
 
     Raises:
         ConfigError: a tensor is missing, unknown or of the wrong shape.
@@ -84,10 +90,11 @@ def from_named(
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(f"{where}: {problems[0]}{more}; use weights made for this configuration")
-    params = {key: _own(arrays[name]) for key, name in _TOP.items() if key in shapes}
+    place = place or (lambda _, array: _own(array))
+    params = {key: place(key, arrays[name]) for key, name in _TOP.items() if key in shapes}
     params["layers"] = [
         {
-            key: _own(arrays[f"model.layers.{i}.{name}"])
+            key: place(key, arrays[f"model.layers.{i}.{name}"])
             for key, name in _layer_names(layer).items()
             if key in layer
         }

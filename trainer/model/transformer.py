@@ -111,11 +111,32 @@ def partition_specs(config: ModelConfig) -> Params:
     return jax.tree_util.tree_map_with_path(one, shapes)
 
 
-def linear(x: jax.Array, w: jax.Array) -> jax.Array:
+FEW_ROWS = 48
+"""Up to here ``w @ x.T`` is faster than ``x @ w.T`` on CPU, which packs its right side anew at
+every call: of SmolLM2-135M, 8 rows 1.7 times, 32 rows 1.4 times; at 64 no longer."""
+
+
+class Quantised(NamedTuple):
+    """A matrix as the engine may hold it: ``values * scale[:, None]``."""
+
+    values: jax.Array
+    """int8[out, in]"""
+    scale: jax.Array
+    """float32[out]"""
+
+
+def linear(x: jax.Array, w: jax.Array | Quantised) -> jax.Array:
     """``x @ w.T``, float32 out. Inputs take the weights' dtype: without ``preferred_element_type``
     a bfloat16 product on CPU converts the weights at every call, 2 to 10 times slower."""
+    if isinstance(w, Quantised):
+        return linear(x, w.values.astype(jnp.float32)) * w.scale
+    x = x.astype(w.dtype)
+    if x.size <= FEW_ROWS * x.shape[-1]:
+        dims = (((1,), (x.ndim - 1,)), ((), ()))
+        y = jax.lax.dot_general(w, x, dims, preferred_element_type=jnp.float32)
+        return jnp.moveaxis(y, 0, -1)  # costs nothing: what follows is computed in y's layout
     dims = (((x.ndim - 1,), (1,)), ((), ()))
-    return jax.lax.dot_general(x.astype(w.dtype), w, dims, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(x, w, dims, preferred_element_type=jnp.float32)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:

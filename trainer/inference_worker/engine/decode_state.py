@@ -13,7 +13,8 @@ from trainer.inference_worker.engine.engine_api import SlotSampling
 from trainer.inference_worker.engine.sampling import Sampler, draw_tokens, sampler_of
 from trainer.inference_worker.engine.thinking import follow
 from trainer.model.config import ModelConfig
-from trainer.model.decode import Cache, copy_prefix, decode_hidden
+from trainer.model.decode import decode_hidden
+from trainer.model.kv_cache import Cache, PackedCache, copy_prefix
 from trainer.model.transformer import Params, head_logits
 
 
@@ -31,7 +32,7 @@ class DecodeState(NamedTuple):
 class Prefix(NamedTuple):
     """One prompt within a packed row."""
 
-    packed: Cache
+    packed: PackedCache
     shared: int
     """Its first tokens that all prompts of the row begin with: the row's first."""
     own: int
@@ -72,7 +73,7 @@ def inserts_of(entries: Sequence[tuple[Prefix, int, SlotSampling]], slots: int) 
 
 
 def insert_prefixes(
-    state: DecodeState, packed: Cache, count: jax.Array, new: Inserts
+    state: DecodeState, packed: PackedCache, count: jax.Array, new: Inserts
 ) -> DecodeState:
     """Write the first ``count`` of ``new``, whose prompts lie in ``packed``, into their slots."""
 
@@ -121,7 +122,7 @@ def _step(
     # The draw's counter is the position that the drawn token will take.
     draw = draw_tokens(head_logits(params, config, hidden), sampler, position + 1)
     # A slot that runs on after its end must not write past its last place.
-    position = jnp.minimum(position + 1, cache.keys[0].shape[3] - 1)
+    position = jnp.minimum(position + 1, cache.max_len - 1)
     columns = (draw.token.astype(jnp.float32), draw.behaviour, draw.raw)
     data = jnp.stack([put(jnp.zeros(slots), column) for column in columns])
     thinking, old = follow(sampler.thinking, draw.token), state.sampler.thinking

@@ -31,15 +31,12 @@ from trainer.inference_worker.engine.decode_state import (
 )
 from trainer.inference_worker.engine.engine_api import ResultTokens, SlotSampling
 from trainer.inference_worker.engine.packed_row import SMALLEST_ROW, packed_row, packs_of
+from trainer.inference_worker.engine.placement import Placement
 from trainer.inference_worker.engine.sampling import sampler_of
 from trainer.model.config import ModelConfig
-from trainer.model.decode import (
-    Cache,
-    empty_cache,
-    prefill_chunk,
-    prefill_packed,
-)
-from trainer.model.params_io import from_named, named_leaves, param_shapes
+from trainer.model.decode import prefill_chunk, prefill_packed
+from trainer.model.kv_cache import PackedCache, empty_cache, empty_packed
+from trainer.model.params_io import named_leaves, param_shapes
 from trainer.model.transformer import Params
 
 
@@ -53,23 +50,19 @@ class DecoderEngine:
         self.version = -1
         self.max_concurrent_decodes = settings.slots
         self.max_prefill_length = settings.max_len - 1
-        self._prefill = jax.jit(lambda params, row: prefill_packed(params, config, *row))
-        self._chunk = jax.jit(prefill_chunk, static_argnums=1, donate_argnums=2)
-        self._insert = jax.jit(insert_prefixes, donate_argnums=0)
+        self._placement = Placement(config, settings)
+        kept = self._placement.kept
+        self._prefill = jax.jit(kept(lambda params, row: prefill_packed(params, config, *row)))
+        self._chunk = jax.jit(kept(prefill_chunk), static_argnums=1, donate_argnums=2)
+        self._insert = jax.jit(kept(insert_prefixes), donate_argnums=0)
         # The last long rollouts of a batch must not cost steps of all slots.
-        self._widths = sorted(
-            {max(2, settings.slots // cut) for cut in (8, 4, 2)} | {settings.slots}
-        )
+        self._widths = _widths(settings.slots)
         steps = settings.steps_per_call
-        self._generate = jax.jit(partial(decode_steps, config, steps), donate_argnums=1)
+        self._generate = jax.jit(kept(partial(decode_steps, config, steps)), donate_argnums=1)
 
     def load_params(self, arrays: dict[str, np.ndarray]) -> Params:
         """Turn named arrays into parameters on the device; the layers' matrices in our dtype."""
-        params = from_named(self._config, arrays)
-        if self._settings.dtype == "bfloat16":
-            cast = lambda leaf: leaf.astype(jnp.bfloat16) if leaf.ndim == 2 else leaf  # noqa: E731
-            params["layers"] = jax.tree.map(cast, params["layers"])
-        return params
+        return self._placement.params(arrays)
 
     def update_params(self, params: Params, version: int) -> None:
         """Use these from the next call on; prefixes computed before are stale."""
@@ -106,7 +99,8 @@ class DecoderEngine:
         n = self.max_concurrent_decodes
         sampler = jax.tree.map(jnp.array, sampler_of((), n))
         cache = empty_cache(self._config, n, self._settings.max_len)
-        return DecodeState(cache, jnp.zeros(n, jnp.int32), jnp.zeros(n, jnp.int32), sampler)
+        state = DecodeState(cache, jnp.zeros(n, jnp.int32), jnp.zeros(n, jnp.int32), sampler)
+        return self._placement.put(state)
 
     def prefill(self, *, padded_tokens: np.ndarray, true_length: int) -> Prefix:
         """Compute the prefix of one prompt."""
@@ -148,12 +142,11 @@ class DecoderEngine:
             packed = self._chunk(self._params, self._config, packed, chunk, np.int32(start))
         return Prefix(packed, shared=0, own=0, last_token=int(prompt[-1]), length=len(prompt))
 
-    def _empty_row(self) -> Cache:
+    def _empty_row(self) -> PackedCache:
         """Room for the longest prompt in whole pieces, twice (see ``prefill_packed``)."""
         size = self._settings.prefill_tokens
         room = 2 * size * -(-self.max_prefill_length // size)
-        row = empty_cache(self._config, 1, room)
-        return jax.tree.map(lambda leaf: leaf[0], row)
+        return self._placement.put(empty_packed(self._config, room))
 
     def insert(
         self, prefix: Prefix, decode_state: DecodeState, slot: int, sampling: SlotSampling
@@ -189,6 +182,14 @@ class DecoderEngine:
         rows = _rows(range(self._widths[-1]) if slots is None else slots, self._widths)
         state, data = self._generate(self._params, decode_state, rows)
         return state, ResultTokens(data, self.version)
+
+
+def _widths(slots: int) -> list[int]:
+    """Compiled numbers of rows. On CPU 16 rows cost little more than 4; each costs a program."""
+    widths = [4, 16]
+    while widths[-1] < slots:
+        widths.append(2 * widths[-1])
+    return [width for width in widths if width < slots] + [slots]
 
 
 def _rows(slots: Sequence[int], widths: Sequence[int]) -> np.ndarray:
