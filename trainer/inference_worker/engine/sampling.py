@@ -204,7 +204,8 @@ def _cutoffs(
 def _in_order(values: jax.Array) -> jax.Array:
     """float32 as uint32 of the same order."""
     bits = jax.lax.bitcast_convert_type(values, jnp.int32)
-    return jax.lax.bitcast_convert_type(bits ^ ((bits >> 31) & 0x7FFFFFFF), jnp.uint32) ^ jnp.uint32(1 << 31)
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return jax.lax.bitcast_convert_type(rising, jnp.uint32) ^ jnp.uint32(1 << 31)
 
 
 def _largest(order: jax.Array, weights: jax.Array, goal: jax.Array) -> jax.Array:
