@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN_DIR ?= runs/demo
 PEERS ?= .venv-peers
 
-.PHONY: demo tiny test lint sweep bench bench-peers clean
+.PHONY: demo tiny test test-slow lint sweep bench bench-peers clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Headrace needs Python 3.11 or newer; this is %d.%d. Name another: make PYTHON=python3.12 ..." % v[:2])'
@@ -19,8 +19,13 @@ demo: $(VENV)/.installed  ## SmolLM2-135M learns to add, through the whole syste
 tiny: $(VENV)/.installed  ## a 0.3 M-parameter model from scratch, for people in a hurry
 	$(BIN)/headrace run examples/tiny.toml --run-dir runs/tiny
 
-test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not sweep'
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/.installed  ## all but the tests of whole runs and of the 135M model
+	$(PYTEST) -m 'not sweep and not slow'
+
+test-slow: $(VENV)/.installed  ## those: whole runs as processes that learn and are killed
+	$(PYTEST) -m 'slow and not sweep'
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
