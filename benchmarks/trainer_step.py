@@ -94,7 +94,7 @@ def padded(rows: list[TrainingSequence], model: ModelConfig) -> Batch:
     alone = [pack([s], config, denominator=tokens, step=1) for s in rows]
     joined = {}
     for name in ("tokens", "positions", "segments", "prefixes"):
-        joined[name] = np.concatenate([getattr(b, name) for b in alone], axis=1)
+        joined[name] = np.concatenate([getattr(b, name)[..., :width] for b in alone], axis=1)
     per_target = [n for n, v in vars(alone[0]).items() if np.ndim(v) == 2]
     for name in per_target:
         parts = [getattr(b, name)[:, b.loss_mask[0]] for b in alone]
