@@ -126,19 +126,31 @@ def _trainable(group: Group, *, needs_logprobs: bool) -> Pairs:
 
 def _advantages(paired: Sequence[Pairs], config: ObjectiveConfig) -> list[dict[int, float]]:
     """Advantage by sample index: sequences of one trajectory count once and share it."""
-    rewards: list[dict[int, float]] = []
-    lengths: list[dict[int, int]] = []
+    rewards, lengths = [], []
     for pairs in paired:
         rewards.append({rollout.sample_index: judgement.reward for rollout, judgement in pairs})
-        tokens = dict.fromkeys(rewards[-1], 0)
+        lengths.append(dict.fromkeys(rewards[-1], 0))
         for rollout, _ in pairs:
-            tokens[rollout.sample_index] += int(rollout.loss_mask.sum())
-        lengths.append(tokens)
+            lengths[-1][rollout.sample_index] += int(rollout.loss_mask.sum())
+    return trajectory_advantages(rewards, lengths, config)
+
+
+def trajectory_advantages(
+    rewards: Sequence[dict[int, float]],
+    lengths: Sequence[dict[int, int]],
+    config: ObjectiveConfig,
+) -> list[dict[int, float]]:
+    """The configured advantages of a step: per group by trajectory, like ``rewards``.
+
+    ``lengths``: trainable tokens, with the same keys.
+    """
     values = step_advantages(
-        [np.array(list(r.values())) for r in rewards],
-        [np.array(list(t.values())) for t in lengths],
+        [np.array(list(of.values())) for of in rewards],
+        [np.array(list(of.values())) for of in lengths],
         config.advantage,
         config.eps,
         config.accept_above,
     )
-    return [dict(zip(r, map(float, v), strict=True)) for r, v in zip(rewards, values, strict=True)]
+    return [
+        dict(zip(of, map(float, v), strict=True)) for of, v in zip(rewards, values, strict=True)
+    ]

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.credit import TrainingSequence
-from trainer.objective.advantage import step_advantages
+from trainer.credit import TrainingSequence, trajectory_advantages
 from trainer.objective.config import ObjectiveConfig
 
 Groups = Sequence[Sequence[TrainingSequence]]
@@ -115,14 +114,7 @@ def _penalised_groups(
             tokens[s.trajectory] += s.trainable_tokens
         rewards.append(of)
         lengths.append(tokens)
-    values = step_advantages(
-        [np.array(list(of.values())) for of in rewards],
-        [np.array(list(of.values())) for of in lengths],
-        config.advantage,
-        config.eps,
-        config.accept_above,
-    )
-    found = [dict(zip(of, v, strict=True)) for of, v in zip(rewards, values, strict=True)]
+    found = trajectory_advantages(rewards, lengths, config)
     return [
         [np.full(s.response_ids.size, of[s.trajectory]) for s in group]
         for group, of in zip(groups, found, strict=True)
