@@ -187,6 +187,11 @@ class ObjectiveConfig:
 def check_objective(config: ObjectiveConfig, n: int, max_lag: int) -> None:
     """Refuse what does not go with the rest of the run. Raises ``ConfigError``."""
     check_group_size("mean" if config.preference == "dpo" else config.advantage, n)
+    if config.behaviour_correction == "on" and RECIPES[config.name].correction in ("own", "none"):
+        raise ConfigError(
+            f"objective.behaviour_correction = 'on' means nothing to '{config.name}': its ratio is "
+            "taken against mu, or it reads no mu at all; set it to 'auto'"
+        )
     corrected = not config.reads_behaviour or RECIPES[config.name].correction == "own"
     if config.behaviour_correction == "off" and max_lag >= 1 and not corrected:
         raise ConfigError(

@@ -52,6 +52,8 @@ def test_nonsense_is_refused_in_one_line(table, said):
     ("settings", "n", "max_lag", "said"),
     [
         ({"name": "grpo", "behaviour_correction": "off"}, 4, 1, "behaviour_correction = 'off'"),
+        ({"name": "aipo", "behaviour_correction": "on"}, 4, 1, "'on' means nothing to 'aipo'"),
+        ({"name": "kto", "behaviour_correction": "on"}, 4, 0, "'on' means nothing to 'kto'"),
         ({"name": "grpo"}, 1, 0, "a group of one has no signal"),
         ({"name": "dpo"}, 1, 0, "a group of one has no signal"),
     ],
